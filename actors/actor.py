@@ -101,12 +101,13 @@ class Player:
         self.name = task or str(envs)
         self.episode_metrics: tuple[str, ...] = tuple(envs.metadata.get("episode_metrics", ()))
         # What the environments returned in the last step.
-        self.last_action = np.full(envs.num_envs, -1)
-        self.over = np.zeros(envs.num_envs, dtype=bool)
+        rows = envs.num_envs
+        self.last_action = np.full(rows, -1)
+        self.over = np.zeros(rows, dtype=bool)
         self.infos: dict[str, Any] = {}
         # Sums over the episodes in progress.
-        self.scores = np.zeros(envs.num_envs)
-        self.lengths = np.zeros(envs.num_envs, dtype=np.int64)
+        self.scores = np.zeros(rows)
+        self.lengths = np.zeros(rows, dtype=np.int64)
 
     def acting(self) -> AbstractContextManager[None]:
         """The context of calls of `play`."""
@@ -119,7 +120,8 @@ class Player:
     def reset_envs(self, seed: int) -> Observed:
         """Begins an episode everywhere and returns the observation."""
         with guard.calling(self.name, "in reset"):
-            return self.envs.reset(seed=seed)[0]
+            observation, _ = self.envs.reset(seed=seed)
+            return observation
 
     def close(self) -> None:
         """Closes the environments; see `envs.guard.close`."""
@@ -133,26 +135,36 @@ class Player:
         with guard.calling(self.name, "in step", action):
             observation, reward, terminated, truncated, infos = self.envs.step(action)
             self.infos = infos
-            if not (np.abs(reward) <= np.finfo(np.float32).max).all():  # false for NaN, too
+            largest = np.finfo(np.float32).max
+            is_finite = np.abs(reward) <= largest  # false for NaN, too
+            if not is_finite.all():
                 raise guard.OutputError(f"step: reward: expected finite numbers (float32), got {reward}")
             self.over = np.logical_or(terminated, truncated)
             self.scores += reward
             self.lengths += ~was_over
+
             # Within the guard, because the infos are the environment's own.
-            episodes = [self._ended_episode(index) for index in np.flatnonzero(self.over).tolist()]
+            episodes = []
+            ended = np.flatnonzero(self.over)
+            for index in ended.tolist():
+                episodes.append(self._ended_episode(index))
         self.scores[self.over] = 0
         self.lengths[self.over] = 0
         return observation, reward, terminated, episodes
 
     def _ended_episode(self, index: int) -> Episode:
         """The episode that has ended in an environment."""
+        metrics = {}
+        for name in self.episode_metrics:
+            counter = self.infos[name][index]
+            metrics[name] = float(counter)
         return Episode(
             score=float(self.scores[index]),
             steps=int(self.lengths[index]),
             environment=index,
             actor_id=self.actor_id,
             version=self.version,
-            metrics={name: float(self.infos[name][index]) for name in self.episode_metrics},
+            metrics=metrics,
             task=self.task,
         )
 
@@ -188,12 +200,12 @@ class Actor(Player):
         self.sample = sample
 
         # Environments and actions have random streams of their own.
-        env_seed, action_seed = np.random.SeedSequence([seed, actor_id]).generate_state(2, np.uint64)
-        self.generator = torch.Generator().manual_seed(int(action_seed >> 1))
-        observation = self.reset_envs(int(env_seed % 2**31))
+        env_seed, action_seed = stream_seeds([seed, actor_id])
+        self.generator = torch.Generator().manual_seed(action_seed >> 1)
+        observation = self.reset_envs(env_seed % 2**31)
 
-        rows = envs.num_envs
         # An episode begins everywhere, with empty memory.
+        rows = envs.num_envs
         self.env_output = EnvOutput(
             observation=to_tensors(observation),
             last_action=agent.distribution.none(rows),
@@ -225,12 +237,17 @@ class Actor(Player):
         now = map_state(lambda leaf: leaf[:, None].to(self.device), self.env_output)
         output = self.agent(now.observation, now.last_action, now.reward, now.reset, self.core_state, return_attention)
         self.core_state = output.state
+
+        # The actions are chosen on the CPU, where the random generator is.
         parameters = output.policy_parameters[:, 0].cpu()
         policy = self.agent.distribution
         if not self.sample:
-            return policy.mode(parameters), output
-        uniform = torch.rand(len(parameters), policy.num_uniform, generator=self.generator)
-        return policy.sample(parameters, uniform), output
+            action = policy.mode(parameters)
+            return action, output
+        rows = len(parameters)
+        uniform = torch.rand(rows, policy.num_uniform, generator=self.generator)
+        action = policy.sample(parameters, uniform)
+        return action, output
 
     def step(self, action: Tensor) -> list[Episode]:
         """Steps every environment with what `act` chose, and returns the episodes that ended."""
@@ -238,11 +255,14 @@ class Actor(Player):
         resets = torch.from_numpy(self.over)
         received = self.agent.distribution.effect(action)
         observation, reward, terminated, episodes = self.step_envs(received.numpy())
+        # A truncated episode keeps its discount: see `agent.trajectory`.
+        reward = np.asarray(reward, np.float32)
+        discount = 1 - np.asarray(terminated, np.float32)
         self.env_output = EnvOutput(
             observation=to_tensors(observation),
             last_action=self.agent.distribution.last_action(received, resets),
-            reward=torch.from_numpy(np.asarray(reward, np.float32)),
-            discount=torch.from_numpy(1 - np.asarray(terminated, np.float32)),
+            reward=torch.from_numpy(reward),
+            discount=torch.from_numpy(discount),
             reset=resets,
         )
         return episodes
@@ -261,9 +281,10 @@ class Actor(Player):
         with self.acting():
             for _ in range(length):
                 action, output = self.act()
+                ended = self.step(action)
                 actions.append(action)
                 parameters.append(output.policy_parameters[:, 0])
-                episodes += self.step(action)
+                episodes += ended
                 outputs.append(self.env_output)
 
         # The T + 1 outputs of the environments, of which the last is the bootstrap, and the T actions between them.
@@ -281,7 +302,8 @@ class Actor(Player):
 
     def play(self) -> list[Episode]:
         """One step without a trajectory, for evaluation; returns the episodes that ended. Only within `acting`."""
-        return self.step(self.act()[0])
+        action, _ = self.act()
+        return self.step(action)
 
     def state_dict(self) -> dict[str, Tensor]:
         """All that `load_state_dict` needs to resume exactly, except weights.
@@ -294,7 +316,8 @@ class Actor(Player):
         for index, leaf in enumerate(leaves(self.core_state)):
             arrays[f"core/{index}"] = leaf
         for name in STATISTICS:
-            arrays[name] = torch.from_numpy(getattr(self, name).copy())
+            statistic = getattr(self, name)
+            arrays[name] = torch.from_numpy(statistic.copy())
         if hasattr(self.envs, "get_state"):
             for name, array in self.envs.get_state().items():
                 arrays[f"envs/{name}"] = torch.from_numpy(array)
@@ -307,15 +330,26 @@ class Actor(Player):
         if not hasattr(self.envs, "get_state"):
             return  # new episodes have begun
 
-        own = {name: leaf.numpy() for name, leaf in select(arrays, "envs/").items()}
-        self.envs.set_state(own)  # type: ignore[attr-defined]
-        # `map_state` visits tensors in the order in which `leaves` yielded them.
-        outputs = iter([arrays[f"env_output/{name}"] for name, _ in self._named_outputs()])
+        # The environments.
+        envs_state = {}
+        for name, leaf in select(arrays, "envs/").items():
+            envs_state[name] = leaf.numpy()
+        self.envs.set_state(envs_state)  # type: ignore[attr-defined]
+
+        # What they returned last. `map_state` visits tensors in the order in which `leaves` yielded them.
+        names = [name for name, _ in self._named_outputs()]
+        outputs = iter([arrays[f"env_output/{name}"] for name in names])
         self.env_output = map_state(lambda _: next(outputs), self.env_output)
+
+        # The memory.
         saved = (arrays[f"core/{index}"] for index in itertools.count())
-        self.core_state = state_to(map_state(lambda _: next(saved), self.core_state), self.device)
+        core_state = map_state(lambda _: next(saved), self.core_state)
+        self.core_state = state_to(core_state, self.device)
+
+        # The episodes in progress. Copies, because they are changed in place.
         for name in STATISTICS:
-            setattr(self, name, arrays[name].numpy().copy())
+            statistic = arrays[name].numpy()
+            setattr(self, name, statistic.copy())
 
     def _named_outputs(self) -> list[tuple[str, Tensor]]:
         """The tensors of `env_output` with their names, in the order of its leaves."""
@@ -323,10 +357,12 @@ class Actor(Player):
         given = self.env_output.observation
         if isinstance(given, Observation):
             seen, words = Observation._fields
-            names = [*_part_names(seen, given.image), words]
+            names = _part_names(seen, given.image)
+            names.append(words)
         else:
             names = _part_names(observation, given)
-        return list(zip([*names, *others], leaves(self.env_output), strict=True))
+        names += others
+        return list(zip(names, leaves(self.env_output), strict=True))
 
 
 def _part_names(name: str, sensed: Sensed) -> list[str]:
@@ -338,7 +374,18 @@ def _part_names(name: str, sensed: Sensed) -> list[str]:
 
 def select(arrays: dict[str, Value], prefix: str) -> dict[str, Value]:
     """Those of an actor's or a pool's arrays whose names begin with a prefix, named without it."""
-    return {name.removeprefix(prefix): array for name, array in arrays.items() if name.startswith(prefix)}
+    selected = {}
+    for name, array in arrays.items():
+        if name.startswith(prefix):
+            selected[name.removeprefix(prefix)] = array
+    return selected
+
+
+def stream_seeds(seed: int | list[int]) -> tuple[int, int]:
+    """Two seeds of 64 bits, so that environments and actions have random streams of their own."""
+    sequence = np.random.SeedSequence(seed)
+    env_seed, action_seed = sequence.generate_state(2, np.uint64)
+    return int(env_seed), int(action_seed)
 
 
 def to_tensors(observation: Observed) -> Sensed | Observation:

@@ -1,5 +1,6 @@
 """What an agent must know of an environment, read from its spaces."""
 
+import math
 from typing import Any, NamedTuple
 
 from gymnasium import spaces
@@ -70,7 +71,9 @@ def action_space(envs: VectorEnv) -> ActionSpace:
             if isinstance(part, ChoiceColumn):
                 parts.append(Choice(part.size))
             else:
-                parts.append(Numbers(tuple(abs(low) < float("inf") for low in part.low)))
+                # Both ends of a column are finite, or neither is.
+                bounded = tuple(math.isfinite(low) for low in part.low)
+                parts.append(Numbers(bounded))
         return tuple(parts)
     if isinstance(space, spaces.Discrete) and space.start == 0:
         return int(space.n)
@@ -93,8 +96,9 @@ def observation_shape(envs: VectorEnv) -> Any:
     if isinstance(sensed, spaces.Tuple):
         parts = list(sensed.spaces)
 
-    fits = all(_kind(part) in (IMAGE, VECTOR) for part in parts)
-    if not (parts and fits and (words is None or _kind(words) == WORDS)):
+    parts_fit = len(parts) > 0 and all(_kind(part) in (IMAGE, VECTOR) for part in parts)
+    words_fit = words is None or _kind(words) == WORDS
+    if not (parts_fit and words_fit):
         seen = "a Box of uint8 [height, width, channels] or float32 [features], or a Tuple of such"
         read = "a Dict of one of these as image and of an int64 [words] as instruction"
         raise ValueError(f"observation space: expected {seen}, or {read}, got {space}")

@@ -41,30 +41,45 @@ def bootstrap_interval(
     Returns:
         the low and the high end, each [...]; NaN if a task has a single unit, which does not tell how units differ.
     """
-    # The number of units of each task.
-    sizes = [np.shape(task)[-1] for sample in samples for task in sample]
-    if min(sizes) < 2:
-        unknown = np.full(np.shape(statistic(*samples)), np.nan)
+    # The tasks of all samples, and the number of units of each.
+    tasks: list[Array] = []
+    for sample in samples:
+        tasks.extend(sample)
+    units_by_task = [np.shape(task)[-1] for task in tasks]
+    fewest = min(units_by_task)
+    if fewest < 2:
+        shape = np.shape(statistic(*samples))
+        unknown = np.full(shape, np.nan)
         return unknown, unknown
-    generator = np.random.default_rng(seed)
-
-    def resample(task: Array, times: int) -> Array:
-        units = np.shape(task)[-1]
-        return np.asarray(task)[..., generator.integers(units, size=(times, units))]
 
     # In blocks, to bound the memory.
-    largest = max(np.size(task) for sample in samples for task in sample)
+    generator = np.random.default_rng(seed)
+    largest = max(np.size(task) for task in tasks)
     together = max(1, BLOCK // largest)
     values = []
     for begin in range(0, resamples, together):
         times = min(together, resamples - begin)
-        drawn = [[resample(task, times) for task in sample] for sample in samples]
+        drawn = [_resample(sample, times, generator) for sample in samples]
         values.append(statistic(*drawn))
 
-    outside = tail(min(sizes), len(sizes))
-    percents = [100 * outside, 100 * (1 - outside)]
-    low, high = np.percentile(np.concatenate(values, axis=-1), percents, axis=-1)
+    # What is cut off at each end.
+    outside = tail(fewest, len(tasks))
+    lowest = 100 * outside
+    highest = 100 * (1 - outside)
+    resampled = np.concatenate(values, axis=-1)
+    low, high = np.percentile(resampled, [lowest, highest], axis=-1)
     return low, high
+
+
+def _resample(sample: Sample, times: int, generator: np.random.Generator) -> list[Array]:
+    """Draws as many units as there are, with replacement: of each task [..., N] several times, [..., times, N]."""
+    resampled = []
+    for task in sample:
+        num_units = np.shape(task)[-1]
+        units = generator.integers(num_units, size=(times, num_units))
+        drawn = np.asarray(task)[..., units]
+        resampled.append(drawn)
+    return resampled
 
 
 def tail(units: int, tasks: int = 1) -> float:
@@ -74,13 +89,24 @@ def tail(units: int, tasks: int = 1) -> float:
     it starts from is uncertain. So the share is that beyond sqrt(N / (N - 1)) quantiles of Student's distribution with
     tasks (N - 1) degrees of freedom: 0.025 of very many units, 0.017 of 24 and 0.006 of 8.
     """
+    normal = NormalDist()
     freedom = tasks * (units - 1)
-    z = NormalDist().inv_cdf(0.5 + CONFIDENCE / 2)
+
     # Student's quantile by the expansion of Abramowitz and Stegun (26.7.5).
-    student = z + (z**3 + z) / (4 * freedom)
-    student += (5 * z**5 + 16 * z**3 + 3 * z) / (96 * freedom**2)
-    student += (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / (384 * freedom**3)
-    return NormalDist().cdf(-student * math.sqrt(units / (units - 1)))
+    inside = 0.5 + CONFIDENCE / 2
+    z = normal.inv_cdf(inside)
+    first = z**3 + z
+    second = 5 * z**5 + 16 * z**3 + 3 * z
+    third = 3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z
+    student = z
+    student += first / (4 * freedom)
+    student += second / (96 * freedom**2)
+    student += third / (384 * freedom**3)
+
+    # Resampling varies less by this factor, so the interval of resampled values is to be wider.
+    variance_factor = units / (units - 1)
+    quantile = student * math.sqrt(variance_factor)
+    return normal.cdf(-quantile)
 
 
 def mean_interval(*tasks: Array) -> tuple[float, float, float]:
@@ -90,10 +116,12 @@ def mean_interval(*tasks: Array) -> tuple[float, float, float]:
     """
 
     def mean(drawn: Sample) -> Array:
-        return np.mean([np.mean(task, axis=-1) for task in drawn], axis=0)
+        means = [np.mean(task, axis=-1) for task in drawn]
+        return np.mean(means, axis=0)
 
+    value = mean(tasks)
     low, high = bootstrap_interval(mean, tasks)
-    return float(mean(tasks)), float(low), float(high)
+    return float(value), float(low), float(high)
 
 
 def share_interval(part: Array, whole: Array) -> tuple[float, float, float]:
@@ -105,15 +133,21 @@ def share_interval(part: Array, whole: Array) -> tuple[float, float, float]:
     """
 
     def share(drawn: Sample) -> Array:
-        parts, wholes = np.sum(drawn[0], axis=-1)
-        return np.divide(parts, wholes, out=np.zeros(np.shape(wholes)), where=wholes > 0)
+        sums = np.sum(drawn[0], axis=-1)
+        parts, wholes = sums
+        zeros = np.zeros(np.shape(wholes))
+        return np.divide(parts, wholes, out=zeros, where=wholes > 0)
 
     # Units without a whole, such as episodes without a choice, say nothing of the share.
     counted = np.asarray(whole) > 0
-    pairs = np.stack([part, whole]).astype(np.float64)[:, counted]
+    all_pairs = np.stack([part, whole]).astype(np.float64)  # [2, N]
+    pairs = all_pairs[:, counted]
     value = float(share([pairs]))
+
     # The end of the interval of Clopper and Pearson where all trials have one result.
-    alike = ((1 - CONFIDENCE) / 2) ** (1 / counted.sum())
+    num_trials = counted.sum()
+    outside = (1 - CONFIDENCE) / 2
+    alike = outside ** (1 / num_trials)
     if value >= 1:
         return value, float(alike), 1.0
     if value <= 0:

@@ -67,14 +67,18 @@ class RemoteActor:
         """
         if version != self.version:
             # Copies, because arrays from the object store are read-only.
-            tensors = {name: torch.from_numpy(value.copy()) for name, value in weights.items()}
+            tensors = {}
+            for name, value in weights.items():
+                tensors[name] = torch.from_numpy(value.copy())
             self.actor.set_weights(tensors, version)
             self.version = version
         begin = time.monotonic()
         unroll = self.actor.unroll(self.unroll_length)
         seconds = time.monotonic() - begin
+
         header = unroll._replace(trajectory=None)
-        return (header, seconds), map_state(lambda leaf: leaf.numpy(), unroll.trajectory)
+        arrays = map_state(lambda leaf: leaf.numpy(), unroll.trajectory)
+        return (header, seconds), arrays
 
 
 class _Request(NamedTuple):
@@ -134,7 +138,8 @@ class RayPool(Pool):
         self.by_reference = by_reference
         self.make_actor = make_actor
         # The pool itself replaces actors that die.
-        self.remote_class = ray.remote(max_restarts=0, max_task_retries=0, **config.ray_options())(RemoteActor)
+        make_remote = ray.remote(max_restarts=0, max_task_retries=0, **config.ray_options())
+        self.remote_class = make_remote(RemoteActor)
         self.published: tuple[ray.ObjectRef, int] | None = None  # weights and their version
         self.pending: dict[ray.ObjectRef, _Request] = {}  # by the object to wait for, the oldest first
         self.finished: deque[ray.ObjectRef] = deque()
@@ -157,7 +162,9 @@ class RayPool(Pool):
         if member.up and self.published:
             header, trajectory = member.handle.unroll.remote(*self.published)
             # With references the trajectory stays on its node, and only the header is awaited.
-            awaited = header if self.by_reference else trajectory
+            awaited = trajectory
+            if self.by_reference:
+                awaited = header
             self.pending[awaited] = _Request(index, header, trajectory)
         else:
             pid = member.handle.pid.remote()
@@ -210,8 +217,11 @@ class RayPool(Pool):
                 return None
             unroll, seconds = answer
             if self.by_reference:
-                return unroll._replace(trajectory=request.trajectory, fetch=_fetch), seconds
-            return unroll._replace(trajectory=ray.get(request.trajectory)), seconds
+                unroll = unroll._replace(trajectory=request.trajectory, fetch=_fetch)
+            else:
+                trajectory = ray.get(request.trajectory)
+                unroll = unroll._replace(trajectory=trajectory)
+            return unroll, seconds
         except RayActorError as error:
             if error.actor_init_failed:
                 raise
@@ -221,7 +231,9 @@ class RayPool(Pool):
         except RayTaskError as error:
             if not isinstance(error.cause, EnvironmentLost):
                 raise
-            raise _ActorLost(str(error.cause).splitlines()[0]) from error
+            message = str(error.cause)
+            first_line = message.splitlines()[0]
+            raise _ActorLost(first_line) from error
 
     def _oldest_finished(self, check: Callable[[], object]) -> ray.ObjectRef:
         """Waits for a finished request and returns the oldest (`ray.wait` keeps no order)."""
@@ -314,16 +326,27 @@ class RayPool(Pool):
         logger.warning("actor %d died and is replaced%s: %s", index, when, reason)
         # What it was asked for is forgotten.
         ray.kill(member.handle)
-        self.pending = {awaited: request for awaited, request in self.pending.items() if request.actor != index}
+        still_pending = {}
+        for awaited, request in self.pending.items():
+            if request.actor != index:
+                still_pending[awaited] = request
+        self.pending = still_pending
+
         self.members[index] = _Member(
-            incarnation=member.incarnation + 1, failures=failures, failing_since=since, start_at=now + pause
+            incarnation=member.incarnation + 1,
+            failures=failures,
+            failing_since=since,
+            start_at=now + pause,
         )
         self._start()
 
     def status(self) -> PoolStatus:
         # A copy, because another thread may be in `get`.
         pending = self.pending.copy()
-        asked = [awaited for awaited, request in pending.items() if self.members[request.actor].up]
+        asked = []
+        for awaited, request in pending.items():
+            if self.members[request.actor].up:
+                asked.append(awaited)
         finished: list[ray.ObjectRef] = []
         if asked:
             # On any node: nothing is fetched for a count.

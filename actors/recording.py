@@ -75,17 +75,28 @@ class Attention(NamedTuple):
         The attention to a compressed slot is divided equally among its steps.
         """
         time = len(self.weights)
-        first = self.steps[..., 0]
+        first = self.steps[..., 0]  # [T, S]
         last = self.steps[..., 1]
         held = first >= 0
+
+        # Each of the steps in a slot has an equal share of its attention.
+        mean_of_heads = self.weights.mean(axis=1)  # [T, S]
         length = last - first + 1
-        share = np.where(held, self.weights.mean(axis=1) / length, 0.0)
+        share = np.where(held, mean_of_heads / length, 0.0)
+
+        # The slots that hold steps, in one list.
+        row_of_slot = np.broadcast_to(np.arange(time)[:, None], first.shape)
+        rows = row_of_slot[held]
+        begins = first[held]
+        ends = last[held] + 1
+        shares = share[held]
+
         # The cumulative sum adds a slot's share at its first step and removes it after its last.
         changes = np.zeros((time, time + 1))
-        rows = np.broadcast_to(np.arange(time)[:, None], first.shape)[held]
-        np.add.at(changes, (rows, first[held]), share[held])
-        np.add.at(changes, (rows, last[held] + 1), -share[held])
-        return changes.cumsum(axis=1)[:, :-1]
+        np.add.at(changes, (rows, begins), shares)
+        np.add.at(changes, (rows, ends), -shares)
+        attention = changes.cumsum(axis=1)
+        return attention[:, :-1]
 
 
 @dataclass(frozen=True)
@@ -163,7 +174,8 @@ class Recording:
     @property
     def returns(self) -> np.ndarray:
         """[T] the sum of rewards before each action."""
-        return np.concatenate([[0.0], self.rewards.cumsum()[:-1]])
+        after_each = self.rewards.cumsum()
+        return np.concatenate([[0.0], after_each[:-1]])
 
 
 class _StepAttention(NamedTuple):
@@ -225,8 +237,10 @@ def record_episodes(
     with actor.acting():
         while len(recordings) < episodes:
             episode = recorder.play()
-            if episode is not None:
-                recordings.append(recorder.finish(episode))
+            if episode is None:
+                continue
+            recording = recorder.finish(episode)
+            recordings.append(recording)
     return recordings
 
 
@@ -239,16 +253,20 @@ class _Recorder:
         self.steps: list[_Step] = []
         self.begin: State = None  # of the core, before the episode
 
+        # Counterfactuals exchange one view for another, and ask for the probability of one action.
         envs = actor.envs
         self.counterfactuals: Counterfactuals | None = None
         is_one_choice = isinstance(envs.single_action_space, spaces.Discrete)
         is_one_part = isinstance(actor.env_output.observation, torch.Tensor)
         if in_detail and is_one_choice and is_one_part:
             self.counterfactuals = getattr(envs, "counterfactuals", None)
-        self.every_frame = in_detail and envs.metadata.get("action_repeat", 1) <= MOST_FRAMES
+        action_repeat = envs.metadata.get("action_repeat", 1)
+        self.every_frame = in_detail and action_repeat <= MOST_FRAMES
 
+        # What the agent predicts is a picture only if it sees one.
         self.reconstruct: Callable[[torch.Tensor], torch.Tensor] | None = None
-        sees_images = image_of(actor.env_output.observation).ndim > 2
+        observed = image_of(actor.env_output.observation)
+        sees_images = observed.ndim > 2
         if actor.agent.reconstruction is not None and sees_images:
             self.reconstruct = actor.agent.reconstruction.picture
 
@@ -270,41 +288,48 @@ class _Recorder:
         if self.counterfactuals is not None:
             state = actor.envs.get_state()  # type: ignore[attr-defined]
         early = len(self.steps) < RENDERED_STEPS
-        rendering = _render(actor) if early else None
+        rendering = None
+        if early:
+            rendering = _render(actor)
 
+        # The step.
+        policy = actor.agent.distribution
         action, output = actor.act(return_attention=True)
+        received = policy.effect(action).numpy()
         between = None
         if self.every_frame and early and not resets:
-            between = _ask(actor, "between", actor.agent.distribution.effect(action).numpy())
+            between = _ask(actor, "between", received)
         ended = actor.step(action)
-        check_length(actor, np.arange(actor.envs.num_envs) == 0, self.max_steps)
+        is_first = np.arange(actor.envs.num_envs) == 0
+        check_length(actor, is_first, self.max_steps)
         if resets:
             return None
 
         # What the agent made of it: the first row at the only step.
-        policy = actor.agent.distribution
-        shown = policy.show(output.policy_parameters[0, 0].float().cpu())
+        observed = leaves(sensed_of(given.observation))
+        parameters = output.policy_parameters[0, 0].float().cpu()
+        values = output.value[0, 0].flatten()  # one for each task
+        core_input = output.inputs[0, 0].float().cpu()
         attention = _attention(core, before, output.attention, len(self.steps))
-        self.steps.append(
-            _Step(
-                observation=tuple(part[0].numpy() for part in leaves(sensed_of(given.observation))),
-                given=given,
-                state=state,
-                action=policy.effect(action)[0].numpy(),
-                value=float(output.value[0, 0].flatten()[0]),  # of the first task
-                reward=float(actor.env_output.reward[0]),
-                policy=shown,
-                counts=self._counts(),
-                attention=attention,
-                pose=pose,
-                situation=situation,
-                rendering=rendering,
-                between=between,
-                input=output.inputs[0, 0].float().cpu().numpy(),
-                compressed=_compressed(core, before, attention.slots),
-                reconstruction=self._reconstruction(output),
-            )
+        step = _Step(
+            observation=tuple(part[0].numpy() for part in observed),
+            given=given,
+            state=state,
+            action=received[0],
+            value=float(values[0]),
+            reward=float(actor.env_output.reward[0]),
+            policy=policy.show(parameters),
+            counts=self._counts(),
+            attention=attention,
+            pose=pose,
+            situation=situation,
+            rendering=rendering,
+            between=between,
+            input=core_input.numpy(),
+            compressed=_compressed(core, before, attention.slots),
+            reconstruction=self._reconstruction(output),
         )
+        self.steps.append(step)
         for episode in ended:
             if episode.environment == 0:
                 return episode
@@ -314,15 +339,19 @@ class _Recorder:
         """The counters of right and wrong choices in the episode so far; 0 if the environment has none."""
         counts = []
         for name in COUNTERS:
-            counted = name in self.actor.episode_metrics
-            counts.append(float(self.actor.infos[name][0]) if counted else 0.0)
+            count = 0.0
+            if name in self.actor.episode_metrics:
+                count = float(self.actor.infos[name][0])
+            counts.append(count)
         return counts
 
     def _reconstruction(self, output: AgentOutput) -> np.ndarray | None:
         """The image that the agent predicts from the input of its core."""
         if self.reconstruct is None:
             return None
-        return self.reconstruct(output.inputs[0, :1]).cpu().numpy()[0]
+        core_input = output.inputs[0, :1]  # [1, D]
+        pictures = self.reconstruct(core_input)
+        return pictures.cpu().numpy()[0]
 
     def finish(self, episode: Episode) -> Recording:
         """The recording of the episode that has just ended."""
@@ -340,45 +369,79 @@ def _suppose(actor: Actor, counterfactuals: Counterfactuals, begin: State, steps
     apart = np.full(len(steps), np.nan, np.float32)
     entries = np.full(len(steps), -1)
 
-    # What the agent was given beside the views, [1, T]. It stays the same.
-    last_action = torch.stack([step.given.last_action[:1] for step in steps], dim=1)
-    reward = torch.stack([step.given.reward[:1] for step in steps], dim=1)
-    reset = torch.stack([step.given.reset[:1] for step in steps], dim=1)
-    first = map_state(lambda leaf: leaf[:1], begin)
-
-    received = np.stack([step.input for step in steps])
+    # The episode as it was: views [T, ...], the core's inputs [T, D], and whether a step led to a choice.
     seen = np.stack([step.observation[0] for step in steps])
-    unit = np.sqrt(2 * received.var(axis=0).sum())  # the root mean square distance of two steps
-    chosen = np.diff([sum(step.counts) for step in steps], prepend=0.0) > 0
+    received = np.stack([step.input for step in steps])
+    choices_so_far = [sum(step.counts) for step in steps]
+    chosen = np.diff(choices_so_far, prepend=0.0) > 0
+    unit = _distance_of_two(received)
+
     since = 0  # the end of the room before
-    for entered, views in counterfactuals([step.state for step in steps]):
+    states = [step.state for step in steps]
+    for entered, views in counterfactuals(states):
         # The agent is given the rewards of the episode. Up to the choice they do not depend on its example; that of the
         # choice does. It would say what the example was, and what is asked is whether memory does.
-        choices = entered + np.flatnonzero(chosen[entered : len(views)])
-        until = choices[0] + 1 if len(choices) else len(views)
-        output = actor.agent(
-            torch.from_numpy(views[:until])[None].to(actor.device),
-            last_action[:, :until].to(actor.device),
-            reward[:, :until].to(actor.device),
-            reset[:, :until].to(actor.device),
-            first,
-        )
+        until = len(views)
+        choices = np.flatnonzero(chosen[entered:until])
+        if len(choices):
+            until = entered + choices[0] + 1
+        output = _act_again(actor, begin, steps[:until], views[:until])
 
         # The probabilities of the actions that were taken in this room.
-        taken = torch.tensor([int(step.action) for step in steps[entered:until]])
-        chances = actor.agent.distribution.show(output.policy_parameters[0, entered:].float().cpu()).probabilities
-        otherwise[entered:until] = chances[torch.arange(len(taken)), taken].numpy()
+        room = slice(entered, until)
+        parameters = output.policy_parameters[0, room].float().cpu()
+        shown = actor.agent.distribution.show(parameters)
+        taken = [int(step.action) for step in steps[room]]
+        chances = shown.probabilities.numpy()  # [steps in the room, A]
+        otherwise[room] = chances[np.arange(len(taken)), taken]
 
         # How different the core's inputs are, over the steps before this room whose views differ.
-        changed = views[since:entered] != seen[since:entered]
-        pixels = tuple(range(1, changed.ndim))
-        differ = since + np.flatnonzero(changed.any(axis=pixels))
-        far = output.inputs[0, differ].float().cpu().numpy() - received[differ]
-        distance = np.sqrt(np.square(far).sum() / max(1, len(differ)))
-        apart[entered:until] = distance / max(unit, 1e-9)
-        entries[entered:until] = entered
+        before = slice(since, entered)
+        differ = since + _differing(views[before], seen[before])
+        inputs = output.inputs[0].float().cpu().numpy()  # [T, D]
+        distance = _distance(inputs[differ], received[differ])
+        apart[room] = distance / max(unit, 1e-9)
+        entries[room] = entered
         since = len(views)
     return _Counterfactual(otherwise, apart, entries)
+
+
+def _distance(inputs: np.ndarray, others: np.ndarray) -> float:
+    """The root mean square distance of inputs of the core [N, D] from others; 0 if there are none."""
+    square = np.square(inputs - others).sum()
+    mean_square = square / max(1, len(inputs))
+    return float(np.sqrt(mean_square))
+
+
+def _differing(views: np.ndarray, others: np.ndarray) -> np.ndarray:
+    """The steps, counted from 0, at which the views [T, ...] are not the others."""
+    changed = views != others
+    pixels = tuple(range(1, changed.ndim))
+    return np.flatnonzero(changed.any(axis=pixels))
+
+
+def _distance_of_two(inputs: np.ndarray) -> float:
+    """The root mean square distance of two steps of an episode, given the core's inputs [T, D]."""
+    variance = inputs.var(axis=0).sum()
+    return float(np.sqrt(2 * variance))
+
+
+def _act_again(actor: Actor, begin: State, steps: list[_Step], views: np.ndarray) -> AgentOutput:
+    """What the agent makes of the first steps with other views [T, ...]; all else that it was given stays the same."""
+    # The first row, as a batch of one.
+    first = map_state(lambda leaf: leaf[:1], begin)
+    observation = torch.from_numpy(views)[None]
+    last_action = torch.stack([step.given.last_action[:1] for step in steps], dim=1)  # [1, T, ...]
+    reward = torch.stack([step.given.reward[:1] for step in steps], dim=1)  # [1, T]
+    reset = torch.stack([step.given.reset[:1] for step in steps], dim=1)  # [1, T]
+    device = actor.device
+    return actor.agent(
+        observation.to(device),
+        last_action.to(device),
+        reward.to(device),
+        reset.to(device),
+        first,
+    )
 
 
 def _ask(actor: Actor, name: str, *arguments: object) -> Any:
@@ -399,7 +462,8 @@ def _render(actor: Actor) -> np.ndarray | None:
         if not is_picture(picture):
             raise guard.OutputError(f"render: expected uint8 [height, width, 3], got {described(picture)}")
     drawn = Image.fromarray(picture)
-    drawn.thumbnail((2 * RENDERED, RENDERED))
+    most_columns = 2 * RENDERED
+    drawn.thumbnail((most_columns, RENDERED))  # smaller pictures stay as they are
     return np.asarray(drawn)
 
 
@@ -409,15 +473,23 @@ def _attention(
     """The attention at a step of the episode, given the core's state before it."""
     if weights is None or not isinstance(core, Transformer):
         return _StepAttention((), (), np.zeros((0, 0, 3)))
+    by_layer = []
     slots = []
-    for layer in range(len(weights)):
-        ages = core.slot_ages(layer, state)[0].cpu()
+    for layer, weights_of_layer in enumerate(weights):
+        of_first_row = weights_of_layer[0, :, 0].cpu()  # [H, S]
+        by_layer.append(of_first_row.numpy())
+
+        # From ages to the numbers of steps. Steps of a slot that precede the episode are left out.
+        ages = core.slot_ages(layer, state)[0].cpu()  # [S, 2]
+        steps = (step - ages).clamp(min=0)
         newest = ages[:, 1]
-        absent = (newest > step) | (newest < 0)  # of another episode, or empty
-        steps = (step - ages).clamp(min=0).masked_fill(absent[:, None], -1)
+        is_of_another = newest > step
+        is_empty = newest < 0
+        absent = is_of_another | is_empty
+        steps = steps.masked_fill(absent[:, None], -1)
         slots.append(steps.numpy())
-    by_layer = [layer[0, :, 0].cpu().numpy() for layer in weights]
-    mass = core.attention_by_kind(weights)[:, 0, :, 0].cpu().numpy()
+    by_kind = core.attention_by_kind(weights)
+    mass = by_kind[:, 0, :, 0].cpu().numpy()
     return _StepAttention(tuple(by_layer), tuple(slots), mass)
 
 
@@ -427,42 +499,69 @@ def _compressed(
     """The slots that the last segment added to the first layer, and their steps; see `Compressed`.
 
     Given, of each layer, the first and the last step of its slots. None within a segment."""
-    if not isinstance(core, CompressiveTransformer) or state.offset or not core.layers[0].sizes.compressed:
+    if not isinstance(core, CompressiveTransformer) or state.offset:
         return None
     sizes = core.layers[0].sizes
-    added = sizes.segment // sizes.rate
-    new = np.arange(max(0, sizes.compressed - added), sizes.compressed)
+    if not sizes.compressed:
+        return None
+
+    # The newest slots, and of these the ones all of whose steps are of this episode.
+    num_added = sizes.segment // sizes.rate
+    first_added = max(0, sizes.compressed - num_added)
+    new = np.arange(first_added, sizes.compressed)
     first, last = slots[0][new].T
-    whole = (first >= 0) & (last - first == sizes.rate - 1)  # all steps are of this episode
-    filled = state.compressed[0][0].float().cpu().numpy()[new[whole]]
-    return filled, first[whole, None] + np.arange(sizes.rate)
+    num_steps = last - first + 1
+    is_whole = (first >= 0) & (num_steps == sizes.rate)
+    whole = new[is_whole]
+
+    of_first_layer = state.compressed[0]
+    compressed = of_first_layer[0].float().cpu().numpy()  # [n_cm, D]
+    steps = first[is_whole, None] + np.arange(sizes.rate)
+    return compressed[whole], steps
 
 
 def _join(steps: list[_Step], episode: Episode, actor: Actor, counterfactual: _Counterfactual) -> Recording:
     """The recording of an episode's steps."""
     core = actor.agent.core
     metadata = actor.envs.metadata
+
+    # Each part of the observations over all steps.
+    observations = []
+    num_parts = len(steps[0].observation)
+    for index in range(num_parts):
+        part = np.stack([step.observation[index] for step in steps])
+        observations.append(part)
+    observation_names = ()
+    if len(observations) > 1:
+        observation_names = tuple(metadata.get("observation_names") or ())
+
+    # Counters only grow at a choice.
+    counts = [step.counts for step in steps]
+    choices = np.diff(counts, axis=0, prepend=0.0)
+    right = choices[:, 0]
+    wrong = choices[:, 1]
+
     situations = None
     if steps[0].situation is not None:
         situations = tuple(step.situation or {} for step in steps)
-    choices = np.diff([step.counts for step in steps], axis=0, prepend=0.0)  # right and wrong ones
-    parts_of_steps = zip(*(step.observation for step in steps), strict=True)
-    first, *others = [np.stack(part) for part in parts_of_steps]
+    kinds: tuple[str, ...] = ()
+    if isinstance(core, Transformer):
+        kinds = core.attention_kinds
     return Recording(
         episode=episode,
-        observations=first,
-        more_observations=tuple(others),
-        observation_names=tuple(metadata.get("observation_names") or ()) if others else (),
+        observations=observations[0],
+        more_observations=tuple(observations[1:]),
+        observation_names=observation_names,
         actions=np.stack([step.action for step in steps]),
         values=np.array([step.value for step in steps], np.float32),
         rewards=np.array([step.reward for step in steps], np.float32),
         probabilities=np.stack([step.policy.probabilities.numpy() for step in steps]),
         means=np.stack([step.policy.means.numpy() for step in steps]),
         scales=np.stack([step.policy.scales.numpy() for step in steps]),
-        choices=(choices[:, 0] - choices[:, 1]).astype(int),
+        choices=(right - wrong).astype(int),
         attention=_join_attention(core, steps),
         mass=np.stack([step.attention.mass for step in steps]),
-        kinds=core.attention_kinds if isinstance(core, Transformer) else (),
+        kinds=kinds,
         poses=_stack(step.pose for step in steps),
         situations=situations,
         renderings=_stack(step.rendering for step in steps),
@@ -485,10 +584,13 @@ def _action_names(actor: Actor) -> tuple[str, ...]:
 
     If the environment has none, those are their numbers, and the names of the parts."""
     names = actor.envs.metadata.get("action_names")
+    if names:
+        return tuple(names)
     space = actor.envs.single_action_space
     if isinstance(space, ActionVector):
-        return tuple(names or space.column_names)
-    return tuple(names or map(str, range(actor.agent.distribution.num_parameters)))
+        return tuple(space.column_names)
+    num_actions = actor.agent.distribution.num_parameters
+    return tuple(str(action) for action in range(num_actions))
 
 
 def _join_attention(core: torch.nn.Module, steps: Sequence[_Step]) -> tuple[Attention, ...]:
@@ -501,9 +603,10 @@ def _join_attention(core: torch.nn.Module, steps: Sequence[_Step]) -> tuple[Atte
         rings = None
         if isinstance(sizes, RoutedSizes) and sizes.window:
             rings = (sizes.groups, sizes.clusters, sizes.window)
-        weights = np.stack([step.attention.weights[index] for step in steps])
-        slots = np.stack([step.attention.slots[index] for step in steps])
-        found.append(Attention(sizes.by_kind, weights, slots, rings))
+        weights = np.stack([step.attention.weights[index] for step in steps])  # [T, H, S]
+        slots = np.stack([step.attention.slots[index] for step in steps])  # [T, S, 2]
+        attention = Attention(sizes.by_kind, weights, slots, rings)
+        found.append(attention)
     return tuple(found)
 
 
@@ -512,15 +615,18 @@ def _join_compressed(steps: Sequence[_Step]) -> Compressed | None:
     slots: list[np.ndarray] = []
     held: list[np.ndarray] = []
     for step in steps:
-        if step.compressed is not None and len(step.compressed[0]):
-            filled, their_steps = step.compressed
+        if step.compressed is None:
+            continue
+        filled, their_steps = step.compressed
+        if len(filled):
             slots.append(filled)
             held.append(their_steps)
     if not slots:
         return None
-    numbers = np.concatenate(held)
-    inputs = np.stack([step.input for step in steps])
-    return Compressed(np.concatenate(slots), numbers, inputs[numbers])
+    numbers = np.concatenate(held)  # [K, c]
+    inputs = np.stack([step.input for step in steps])  # [T, D]
+    inputs_of_slots = inputs[numbers]
+    return Compressed(np.concatenate(slots), numbers, inputs_of_slots)
 
 
 def _stack(arrays: Iterable[np.ndarray | None]) -> np.ndarray | None:

@@ -6,11 +6,10 @@ On a GPU a whole unroll is one CUDA graph: the host only asks for its replay, an
 import copy
 from collections.abc import Callable
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from actors.actor import Episode, Unroll, select
+from actors.actor import Episode, Unroll, select, stream_seeds
 from actors.pool import Pool, PoolStatus
 from agent import Agent, EnvOutput, Trajectory
 from agent.core import leaves, map_state
@@ -65,17 +64,22 @@ class ResidentActor(Pool):
         self.version = 0
         self.device = envs.device
         self.precision = resolve_precision(precision, self.device)
-        # A module of its own, because learning and acting differ in mode (dropout) and compilation.
+
+        # A module of its own, because learning and acting differ in mode (dropout) and compilation. Its parameters
+        # are those of the learner's network.
         self.agent = copy.deepcopy(agent).eval()
-        self.agent.load_state_dict(agent.state_dict(keep_vars=True), assign=True)
+        parameters = agent.state_dict(keep_vars=True)
+        self.agent.load_state_dict(parameters, assign=True)
 
         # The streams of an `Actor` with this seed.
-        env_seed, action_seed = np.random.SeedSequence([seed, 0]).generate_state(2, np.uint64)
-        self.generator = torch.Generator(self.device).manual_seed(int(action_seed >> 1))
-        envs.reset(int(env_seed % 2**31))
+        env_seed, action_seed = stream_seeds([seed, 0])
+        self.generator = torch.Generator(self.device).manual_seed(action_seed >> 1)
+        envs.reset(env_seed % 2**31)
         self._make_buffers()
+
         # The first unroll begins where the environments do.
-        image_of(self.env_output.observation)[:, length] = envs.observation
+        observations = image_of(self.env_output.observation)
+        observations[:, length] = envs.observation
         self.acted = False
         self.replay: Callable[[], None] | None = None
 
@@ -91,13 +95,18 @@ class ResidentActor(Pool):
         # The random numbers of all steps are drawn before them.
         self.noise = torch.zeros(steps, rows, envs.num_actions, device=self.device)
         # Clones, because the tensors of an initial state may share memory.
-        self.core_state = map_state(torch.clone, self.agent.initial_state(rows))
+        initial_state = self.agent.initial_state(rows)
+        self.core_state = map_state(torch.clone, initial_state)
+
+        # Before the first unroll all outputs are those of an episode start.
+        outputs = steps + 1
+        size = envs.observation.shape[1:]
         self.trajectory = Trajectory(
-            observation=zeros(steps + 1, *envs.observation.shape[1:], dtype=envs.observation.dtype),
-            last_action=zeros(steps + 1, dtype=torch.int64).fill_(-1),
-            reward=zeros(steps + 1),
-            discount=zeros(steps + 1).fill_(1),
-            reset=zeros(steps + 1, dtype=torch.bool).fill_(True),
+            observation=zeros(outputs, *size, dtype=envs.observation.dtype),
+            last_action=zeros(outputs, dtype=torch.int64).fill_(-1),
+            reward=zeros(outputs),
+            discount=zeros(outputs).fill_(1),
+            reset=zeros(outputs, dtype=torch.bool).fill_(True),
             action=zeros(steps, dtype=torch.int64),
             policy_parameters=zeros(steps, envs.num_actions),
             core_state=map_state(torch.clone, self.core_state),
@@ -110,8 +119,9 @@ class ResidentActor(Pool):
         self.score = zeros(dtype=torch.float64)
         self.steps = zeros(dtype=torch.int64)
         # Whether an episode ended at a step; score, steps and counters after each step.
+        num_statistics = 2 + len(envs.counters)
         self.over = zeros(steps, dtype=torch.bool)
-        self.finished = zeros(steps, 2 + len(envs.counters), dtype=torch.float64)
+        self.finished = zeros(steps, num_statistics, dtype=torch.float64)
 
     def publish(self, weights: dict[str, Tensor], version: int) -> None:
         """Takes the version only: the weights are the learner's."""
@@ -120,7 +130,8 @@ class ResidentActor(Pool):
     def get(self, check: Callable[[], object] = lambda: None) -> Unroll:
         """The next unroll, whose trajectory is borrowed: it is valid until the next call."""
         self.unroll()
-        return Unroll(self.trajectory, self.episodes(), self.version, self.envs.num_envs)
+        ended = self.episodes()
+        return Unroll(self.trajectory, ended, self.version, self.envs.num_envs)
 
     def status(self) -> PoolStatus:
         return PoolStatus(alive=1, restarts=0, waiting=0)
@@ -130,7 +141,8 @@ class ResidentActor(Pool):
         self.noise.uniform_(generator=self.generator)
         self.trajectory.version.fill_(self.version)
         # The first unroll is not captured: it compiles the kernels.
-        if self.capture is not None and self.acted and self.replay is None:
+        compiled = self.acted
+        if self.capture is not None and compiled and self.replay is None:
             self.replay = self.capture(self._act)
         if self.replay is not None:
             self.replay()
@@ -149,17 +161,24 @@ class ResidentActor(Pool):
         with autocast(self.device, self.precision):
             state = self.agent.with_cache(self.core_state)
             for t in range(self.length):
+                # The agent acts.
                 now = self._output_before(t)
                 output = self.agent(now.observation, now.last_action, now.reward, now.reset, state)
                 state = output.state
                 parameters = output.policy_parameters[:, 0]
-                action = self.agent.distribution.sample(parameters, self.noise[t])
+                noise = self.noise[t]
+                action = self.agent.distribution.sample(parameters, noise)
                 self.trajectory.action[:, t] = action
                 self.trajectory.policy_parameters[:, t] = parameters
+
+                # The environments answer.
                 self.envs.step(action)
                 self._write_output(t, action)
                 self._count_episodes(t)
-            _copy(self.agent.core.without_cache(state), self.core_state)
+
+            # The next unroll begins with this state.
+            last_state = self.agent.core.without_cache(state)
+            _copy(last_state, self.core_state)
 
     def _output_before(self, t: int) -> EnvOutput:
         """What the environments returned before step t, [N, 1, ...]."""
@@ -169,11 +188,13 @@ class ResidentActor(Pool):
         """Writes what the environments returned for the action of step t."""
         envs = self.envs
         output = self.env_output
-        image_of(output.observation)[:, t + 1] = envs.observation
-        output.last_action[:, t + 1] = action.masked_fill(envs.begin, -1)
-        output.reward[:, t + 1] = envs.reward
-        output.discount[:, t + 1] = ~envs.terminated
-        output.reset[:, t + 1] = envs.begin
+        after = t + 1
+        observations = image_of(output.observation)
+        observations[:, after] = envs.observation
+        output.last_action[:, after] = action.masked_fill(envs.begin, -1)
+        output.reward[:, after] = envs.reward
+        output.discount[:, after] = ~envs.terminated
+        output.reset[:, after] = envs.begin
 
     def _count_episodes(self, t: int) -> None:
         """Notes which episodes ended in step t, and adds the step to those in progress."""
@@ -193,40 +214,60 @@ class ResidentActor(Pool):
 
     def episodes(self) -> list[Episode]:
         """Those that ended in the last unroll, in the order in which they did; waits for the device."""
-        ended = self.over.t().nonzero()  # steps and rows
+        over_by_step = self.over.t()
+        ended = over_by_step.nonzero()  # steps and rows
         steps, rows = ended.unbind(1)
-        finished = self.finished[rows, steps].tolist()
+        finished = self.finished[rows, steps]
         episodes = []
-        for row, (score, length, *counters) in zip(rows.tolist(), finished):
-            metrics = dict(zip(self.envs.counters, counters))
-            episodes.append(Episode(score, int(length), row, 0, self.version, metrics, self.task))
+        for row, statistics in zip(rows.tolist(), finished.tolist()):
+            score, length, *counters = statistics
+            episode = Episode(
+                score=score,
+                steps=int(length),
+                environment=row,
+                actor_id=0,
+                version=self.version,
+                metrics=dict(zip(self.envs.counters, counters)),
+                task=self.task,
+            )
+            episodes.append(episode)
         return episodes
 
     def state_dict(self) -> dict[str, Tensor]:
         """Copies, on the CPU, of all that `load_state_dict` needs to resume exactly, except weights."""
         arrays: dict[str, Tensor] = {}
         # What the next unroll begins with. Checkpoints call the environments' last output the moment.
+        last = self.length
         for name, part in self.env_output._asdict().items():
-            arrays[f"moment/{name}"] = part[:, self.length]
+            arrays[f"moment/{name}"] = part[:, last]
         for index, leaf in enumerate(leaves(self.core_state)):
             arrays[f"core/{index}"] = leaf
+        # The episodes in progress, and what is drawn next.
         arrays["score"] = self.score
         arrays["steps"] = self.steps
         arrays["generator"] = self.generator.get_state()
         for name, tensor in self.envs.get_state().items():
             arrays[f"envs/{name}"] = tensor
-        return {name: tensor.to("cpu", copy=True).contiguous() for name, tensor in arrays.items()}
+
+        # Copies, because the next unroll writes into the tensors.
+        copies = {}
+        for name, tensor in arrays.items():
+            copied = tensor.to("cpu", copy=True)
+            copies[name] = copied.contiguous()
+        return copies
 
     def load_state_dict(self, arrays: dict[str, Tensor]) -> None:
         """Resumes from a `state_dict`."""
         for name, part in self.env_output._asdict().items():
-            part[:, self.length] = arrays[f"moment/{name}"].to(self.device)
+            saved = arrays[f"moment/{name}"]
+            part[:, self.length] = saved.to(self.device)
         for index, leaf in enumerate(leaves(self.core_state)):
             leaf.copy_(arrays[f"core/{index}"])
         self.score.copy_(arrays["score"])
         self.steps.copy_(arrays["steps"])
         self.generator.set_state(arrays["generator"])
-        self.envs.set_state(select(arrays, "envs/"))
+        envs_state = select(arrays, "envs/")
+        self.envs.set_state(envs_state)
 
 
 def _copy(source: object, target: object) -> None:

@@ -17,9 +17,10 @@ def machine_memory() -> int:
     """Bytes of memory of this machine, or of the process's control group (container)."""
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     try:
-        return min(memory, int(Path("/sys/fs/cgroup/memory.max").read_text()))
+        limit = int(Path("/sys/fs/cgroup/memory.max").read_text())
     except (OSError, ValueError):  # no such group, or "max"
         return memory
+    return min(memory, limit)
 
 
 def build_network(build: Callable[[], Network], config: Any, rows: int = 1) -> Network:
@@ -33,10 +34,12 @@ def build_network(build: Callable[[], Network], config: Any, rows: int = 1) -> N
     memory = machine_memory()
     # A bound that needs no network. No layer has more than 64 matrices of the largest size, and each number takes 16
     # bytes: its own four, and those of its gradient and its two moments.
-    largest = max([256, *map(int, re.findall(r"\d+", str(config)))])
+    numbers = re.findall(r"\d+", str(config))
+    largest = max([256, *map(int, numbers)])
     core = getattr(config, "core", config)
     num_layers = getattr(core, "num_layers", 1)
-    if 16 * (64 + rows) * num_layers * largest**2 <= memory:
+    bound = 16 * (64 + rows) * num_layers * largest**2
+    if bound <= memory:
         return build()
 
     with torch.device("meta"):

@@ -18,7 +18,9 @@ def bfloat16_hardware(device: torch.device) -> str:
     """What makes bfloat16 fast on a device, in words; empty if nothing does."""
     if device.type == "cuda":
         supported = torch.cuda.is_bf16_supported(including_emulation=False)
-        return "tensor cores" if supported else ""
+        if supported:
+            return "tensor cores"
+        return ""
     if device.type != "cpu":
         return ""
     # The first of them that the processor has.
@@ -31,9 +33,11 @@ def bfloat16_hardware(device: torch.device) -> str:
 
 def resolve_precision(precision: Precision, device: torch.device) -> Precision:
     """float32 or bfloat16; "auto" is bfloat16 where the device computes it fast."""
-    if precision == "auto":
-        return "bfloat16" if bfloat16_hardware(device) else "float32"
-    return precision
+    if precision != "auto":
+        return precision
+    if bfloat16_hardware(device):
+        return "bfloat16"
+    return "float32"
 
 
 def describe_precision(precision: Precision, device: torch.device) -> str:

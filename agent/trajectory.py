@@ -121,32 +121,46 @@ def validate(trajectory: Trajectory) -> tuple[int, int]:
     if action.ndim not in (2, 3) or action.shape[1] < 1:
         raise ValueError(f"action: expected [B, T >= 1] or [B, T >= 1, K], got {list(action.shape)}")
     rows, steps, *columns = action.shape
-    outputs = (rows, steps + 1)
-    parameters = trajectory.policy_parameters
-    actions = torch.float32 if columns else torch.int64
+    action_dtype = torch.int64
+    if columns:
+        action_dtype = torch.float32
 
-    # Each tensor with the shape and dtype that it should have. Sizes that are free are those that it has.
-    expected = [
-        ("last_action", trajectory.last_action, (*outputs, *columns), actions),
-        ("reward", trajectory.reward, outputs, torch.float32),
-        ("discount", trajectory.discount, outputs, torch.float32),
-        ("reset", trajectory.reset, outputs, torch.bool),
-        ("action", action, (rows, steps, *columns), actions),
-        ("policy_parameters", parameters, (rows, steps, parameters.shape[-1]), torch.float32),
-        ("actor_id", trajectory.actor_id, (rows,), torch.int64),
-        ("version", trajectory.version, (rows,), torch.int64),
-    ]
+    # What the policy did, at T steps.
+    parameters = trajectory.policy_parameters
+    num_parameters = parameters.shape[-1]
+    _check("action", action, (rows, steps, *columns), action_dtype)
+    _check("policy_parameters", parameters, (rows, steps, num_parameters), torch.float32)
+
+    # What the environments returned, at T + 1 steps.
+    outputs = (rows, steps + 1)
+    _check("last_action", trajectory.last_action, (*outputs, *columns), action_dtype)
+    _check("reward", trajectory.reward, outputs, torch.float32)
+    _check("discount", trajectory.discount, outputs, torch.float32)
+    _check("reset", trajectory.reset, outputs, torch.bool)
     for part in leaves(sensed_of(trajectory.observation)):
-        numbers = torch.uint8 if part.dtype == torch.uint8 else torch.float32
-        expected.append(("observation", part, (*outputs, *part.shape[2:]), numbers))
-    for leaf in leaves(trajectory.core_state):
-        expected.append(("core_state", leaf, (rows, *leaf.shape[1:]), leaf.dtype))
+        size = part.shape[2:]
+        dtype = torch.float32
+        if part.dtype == torch.uint8:
+            dtype = torch.uint8
+        _check("observation", part, (*outputs, *size), dtype)
     if isinstance(trajectory.observation, Observation):
         words = trajectory.observation.instruction
-        expected.append(("instruction", words, (*outputs, words.shape[-1]), torch.int64))
+        num_words = words.shape[-1]
+        _check("instruction", words, (*outputs, num_words), torch.int64)
+
+    # What there is once for each row.
+    _check("actor_id", trajectory.actor_id, (rows,), torch.int64)
+    _check("version", trajectory.version, (rows,), torch.int64)
     if trajectory.replayed is not None:
-        expected.append(("replayed", trajectory.replayed, (rows,), torch.bool))
-    for name, tensor, shape, dtype in expected:
-        if tensor.shape != shape or tensor.dtype != dtype:
-            raise ValueError(f"{name}: expected {dtype} {list(shape)}, got {tensor.dtype} {list(tensor.shape)}")
+        _check("replayed", trajectory.replayed, (rows,), torch.bool)
+    for leaf in leaves(trajectory.core_state):
+        size = leaf.shape[1:]
+        _check("core_state", leaf, (rows, *size), leaf.dtype)
     return rows, steps
+
+
+def _check(name: str, tensor: Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    """Raises a ValueError that names the field if the tensor has another shape or dtype."""
+    if tensor.shape != shape or tensor.dtype != dtype:
+        got = f"{tensor.dtype} {list(tensor.shape)}"
+        raise ValueError(f"{name}: expected {dtype} {list(shape)}, got {got}")

@@ -51,6 +51,7 @@ class Communicator:
         return torch.cat(parts)
 
     def _all_reduce(self, tensor: Tensor, operation: dist.ReduceOp.RedOpType) -> Tensor:
+        """The learners' tensors, reduced by an operation; the tensor itself if there is one learner."""
         if self.group is None:
             return tensor
         # A copy, because torch reduces in place.

@@ -16,12 +16,16 @@ def attention_mass(agent: Agent, trajectory: Trajectory, rows: int = 4) -> dict[
         return {}
     # Some rows are enough for a mean, and attention weights take much memory.
     device = next(agent.parameters()).device
-    part = state_to(index_state(trajectory, slice(0, rows)), device)
+    first_rows = index_state(trajectory, slice(0, rows))
+    part = state_to(first_rows, device)
     state = detach_state(part.core_state)
     agent.eval()  # no dropout, which would also draw from the random generator of training
     with torch.no_grad():
         output = agent(part.observation, part.last_action, part.reward, part.reset, state, return_attention=True)
     assert output.attention is not None
-    by_kind = core.attention_by_kind(output.attention)
-    means = by_kind.mean(dim=(0, 1, 2, 3)).tolist()
-    return {f"attention/{kind}": mean for kind, mean in zip(core.attention_kinds, means)}
+    by_kind = core.attention_by_kind(output.attention)  # [L, B, H, T, 3]
+    means = by_kind.mean(dim=(0, 1, 2, 3))
+    mass = {}
+    for kind, mean in zip(core.attention_kinds, means.tolist()):
+        mass[f"attention/{kind}"] = mean
+    return mass

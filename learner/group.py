@@ -293,7 +293,9 @@ class LearnerGroup:
             logger.warning("%s", error)
             return
         # Copies, because arrays from the object store are read-only.
-        tensors = {name: torch.from_numpy(array.copy()) for name, array in weights.items()}
+        tensors = {}
+        for name, array in weights.items():
+            tensors[name] = torch.from_numpy(array.copy())
         self.learner.load_weights(tensors)
         self.copied_version = self.version
 
@@ -344,6 +346,7 @@ class LearnerGroup:
             self._count(self.saved_counters)
 
     def _count(self, counters: dict[str, int]) -> None:
+        """Gives the copy the counters of the learners, which are attributes of it."""
         for name, value in counters.items():
             setattr(self.learner, name, value)
 
@@ -353,7 +356,8 @@ class LearnerGroup:
         The next call that needs learners restarts them from the copy."""
         self._revert()
         self.follow()
-        self.start_at = time.monotonic() + self.failures.add(error)
+        pause = self.failures.add(error)
+        self.start_at = time.monotonic() + pause
         if self.joined and self.learner.has_whole_state:
             self._load_survivor()
 
@@ -433,9 +437,12 @@ class LearnerGroup:
         if not self.members:
             self._start()
         # The first one lets the others find each other.
-        address = results_of([self.members[0].listen.remote()], self.check)[0]
+        first = self.members[0]
+        (address,) = results_of([first.listen.remote()], self.check)
+        # In the object store once, not once for each learner.
         begin = ray.put((self.make, self.learner.state_dict()))
-        results_of([member.join.remote(address, self.device, begin) for member in self.members], self.check)
+        joining = [member.join.remote(address, self.device, begin) for member in self.members]
+        results_of(joining, self.check)
         with self.lock:
             self.joined = True
             # Batches that were sent before, or that dead learners had fetched.
@@ -481,10 +488,14 @@ def _divide(unrolls: Sequence[Rows], size: int) -> list[list[Part]]:
     for reference, rows in unrolls:
         end = begin + rows
         for rank, parts in enumerate(divided):
-            first = max(begin, rank * share)
-            last = min(end, (rank + 1) * share)
+            # Where the rows of the unroll and those of the learner overlap.
+            own_begin = rank * share
+            own_end = own_begin + share
+            first = max(begin, own_begin)
+            last = min(end, own_end)
             if first < last:
-                parts.append(Part(reference, first - begin, last - begin))
+                part = Part(reference, first - begin, last - begin)
+                parts.append(part)
         begin = end
     return divided
 

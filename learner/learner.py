@@ -6,6 +6,7 @@ cluster by `group`.
 
 import dataclasses
 import functools
+import math
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -87,8 +88,10 @@ class Learner(ImpalaLearner):
         if self.rows and count > self.rows:
             *firsts, last = split(count, self.rows)
             for part in firsts:
-                self.update(index_state(trajectory, part), read=not fused)
-            return self.update(index_state(trajectory, last), read)
+                rows = index_state(trajectory, part)
+                self.update(rows, read=not fused)
+            last_rows = index_state(trajectory, last)
+            return self.update(last_rows, read)
 
         # As long as every update is read, each is IMPALA's own.
         if read and not self._unread:
@@ -120,7 +123,8 @@ class Learner(ImpalaLearner):
         self._unread = []
         if not unread:
             return {}
-        values = torch.cat([each.measured.values for each in unread]).tolist()
+        joined = torch.cat([each.measured.values for each in unread])
+        values = joined.tolist()
 
         # The version counts all of these updates. Those that the device skipped are found and taken off.
         first = self.version - len(unread) + 1
@@ -128,8 +132,9 @@ class Learner(ImpalaLearner):
         metrics: dict[str, float] = {}
         begin = 0
         for number, each in enumerate(unread, first):
-            end = begin + len(each.measured.names)
-            metrics = dict(zip(each.measured.names, values[begin:end]))
+            names = each.measured.names
+            end = begin + len(names)
+            metrics = dict(zip(names, values[begin:end]))
             begin = end
             steps = metrics.pop("steps")
             reason = not_finite(metrics)
@@ -170,8 +175,9 @@ def _replica(agent: nn.Module, config: LearnerConfig, total_steps: int, comm: Co
 
 def split(count: int, most: int) -> list[slice]:
     """Rows in as few parts as possible of at most `most` rows, as equal as possible."""
-    parts = -(-count // most)  # rounded up
-    bounds = [count * part // parts for part in range(parts + 1)]
+    num_parts = math.ceil(count / most)
+    # The first row of each part, and the end of the last.
+    bounds = [count * part // num_parts for part in range(num_parts + 1)]
     return [slice(begin, end) for begin, end in pairwise(bounds)]
 
 

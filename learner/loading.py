@@ -43,8 +43,11 @@ def _join(pinned: bool, *arrays: np.ndarray) -> Tensor:
     """Concatenates arrays by rows into a tensor; from pinned memory, copies to a GPU do not hold up the thread."""
     first = arrays[0]
     rows = sum(len(array) for array in arrays)
-    dtype = torch.from_numpy(np.empty(0, first.dtype)).dtype
-    joined = torch.empty((rows, *first.shape[1:]), dtype=dtype, pin_memory=pinned)
+    size = first.shape[1:]
+    # Torch has no function from numpy's dtypes to its own.
+    empty = np.empty(0, first.dtype)
+    dtype = torch.from_numpy(empty).dtype
+    joined = torch.empty((rows, *size), dtype=dtype, pin_memory=pinned)
     np.concatenate(arrays, out=joined.numpy())
     return joined
 

@@ -59,13 +59,18 @@ class Optimization:
         others = compression - parameters.keys()
         if others:
             raise ValueError(f"compression_parameters: expected parameters of the agent, got {len(others)} others")
-        first: list[nn.Parameter] = []
-        second: list[nn.Parameter] = []
+
+        # The main group and that of compression, without what is not trained.
+        main_group: list[nn.Parameter] = []
+        compression_group: list[nn.Parameter] = []
         for key, parameter in parameters.items():
-            if parameter.requires_grad:
-                group = second if key in compression else first
-                group.append(parameter)
-        self.groups = [first, second]
+            if not parameter.requires_grad:
+                continue
+            if key in compression:
+                compression_group.append(parameter)
+            else:
+                main_group.append(parameter)
+        self.groups = [main_group, compression_group]
         self.optimizer = make_optimizer([{"params": group} for group in self.groups])
 
     def zero_grad(self) -> None:
@@ -128,7 +133,10 @@ class Optimization:
         """The names of parameters whose gradients are not finite."""
         names = []
         for name, parameter in self.module.named_parameters():
-            if parameter.grad is not None and not bool(parameter.grad.isfinite().all()):
+            if parameter.grad is None:
+                continue
+            is_finite = bool(parameter.grad.isfinite().all())
+            if not is_finite:
                 names.append(name)
         return names
 
@@ -140,7 +148,8 @@ class Optimization:
         """
         norms, measured, finite = self._measure(sums, others)
         # As torch.amp.GradScaler: at 1, fused kernels change neither parameters nor statistics nor numbers of steps.
-        self._apply(norms, learning_rate, found_inf=1 - finite.float())
+        found_inf = 1 - finite.float()
+        self._apply(norms, learning_rate, found_inf)
         return measured
 
     def _measure(self, sums: Scalars, others: Scalars) -> tuple[list[Tensor], Measured, Tensor]:
@@ -153,17 +162,25 @@ class Optimization:
         norms = [self._norm(group) for group in self.groups]
         # All metrics have the device and the dtype of the norms, so that they can be read in one transfer.
         like = norms[0]
-        totals = self.comm.sum(torch.stack([value.detach().to(like) for value in sums.values()]))
-        rest = torch.stack([value.to(like) for value in (*norms, *others.values())])
+        own_sums = [value.detach().to(like) for value in sums.values()]
+        totals = self.comm.sum(torch.stack(own_sums))
+        unsummed = [*norms, *others.values()]
+        rest = torch.stack([value.to(like) for value in unsummed])
         names = [*sums, "gradient/norm", "gradient/compression_norm", *others]
+        measured = Measured(names, torch.cat([totals, rest]))
 
-        losses = sum(name.startswith("loss/") for name in sums)  # which are the first
-        finite_losses = totals[:losses].isfinite().all()
-        finite = torch.stack([finite_losses, *(norm.isfinite() for norm in norms)]).all()
-        return norms, Measured(names, torch.cat([totals, rest])), finite
+        # The losses are the first of the sums.
+        num_losses = sum(name.startswith("loss/") for name in sums)
+        losses = totals[:num_losses]
+        are_finite = [losses.isfinite().all()]
+        for norm in norms:
+            are_finite.append(norm.isfinite())
+        all_finite = torch.stack(are_finite).all()
+        return norms, measured, all_finite
 
     def _norm(self, group: list[nn.Parameter]) -> Tensor:
-        gradients = [parameter.grad for parameter in group if parameter.grad is not None]
+        """The norm of all gradients of a group; 0 if there are none."""
+        gradients = _gradients(group)
         if not gradients:  # torch would return a tensor on the CPU
             device = next(self.module.parameters()).device
             return torch.zeros((), device=device)
@@ -184,10 +201,11 @@ class Optimization:
         """Replaces the gradients by their sums over the learners, in one all-reduce."""
         if self.comm.size == 1:
             return
-        gradients = [parameter.grad for parameter in self.module.parameters() if parameter.grad is not None]
+        gradients = _gradients(self.module.parameters())
         sizes = [gradient.numel() for gradient in gradients]
-        sums = self.comm.sum(torch.cat([gradient.flatten() for gradient in gradients]))
-        for gradient, total in zip(gradients, sums.split(sizes)):
+        joined = torch.cat([gradient.flatten() for gradient in gradients])
+        sums = self.comm.sum(joined).split(sizes)
+        for gradient, total in zip(gradients, sums):
             gradient.copy_(total.view_as(gradient))
 
     def state_dict(self) -> StateDict:
@@ -206,8 +224,11 @@ class Optimization:
             found = saved["param_groups"]
             if len(own) != len(found):
                 raise ValueError(f"optimizer: expected {len(own)} groups of parameters, got {len(found)}")
-            groups = [{**mine, "params": theirs["params"]} for mine, theirs in zip(own, found)]
-            optimizer.load_state_dict(copy_to_cpu({**saved, "param_groups": groups}))
+            groups = []
+            for mine, theirs in zip(own, found):
+                groups.append({**mine, "params": theirs["params"]})
+            with_own_options = {**saved, "param_groups": groups}
+            optimizer.load_state_dict(copy_to_cpu(with_own_options))
             for parameter, statistics in optimizer.state.items():
                 self._require_statistics(parameter, statistics)
         except (KeyError, TypeError, AttributeError) as error:
@@ -217,22 +238,33 @@ class Optimization:
         if optimizer.defaults.get("momentum"):
             # RMSprop makes this at a parameter's first step only, and the saved one may have had no momentum.
             for statistics in optimizer.state.values():
-                statistics.setdefault("momentum_buffer", torch.zeros_like(statistics["square_avg"]))
+                zeros = torch.zeros_like(statistics["square_avg"])
+                statistics.setdefault("momentum_buffer", zeros)
 
     def _require_statistics(self, parameter: Tensor, statistics: StateDict) -> None:
         """Raises a ValueError or KeyError if the statistics of a parameter are not those of this optimizer."""
-        for name in ("step", *_STATISTICS[type(self.optimizer)], *statistics):
-            shape = torch.Size() if name == "step" else parameter.shape
+        # Those that it needs, and those that there are.
+        needed = _STATISTICS[type(self.optimizer)]
+        for name in ("step", *needed, *statistics):
+            shape = parameter.shape
+            if name == "step":
+                shape = torch.Size()  # a number
             found = statistics[name]
             if not isinstance(found, Tensor) or found.shape != shape:
                 raise ValueError(f"optimizer: {name}: expected a tensor of {list(shape)}, got another")
+
+
+def _gradients(parameters: Iterable[nn.Parameter]) -> list[Tensor]:
+    """The gradients of those parameters that have one."""
+    return [parameter.grad for parameter in parameters if parameter.grad is not None]
 
 
 def not_finite(metrics: dict[str, float]) -> str:
     """The losses and gradient norms that are not finite, for errors; empty if all are."""
     found = []
     for name, value in metrics.items():
-        if name.startswith(("loss/", "gradient/")) and not math.isfinite(value):
+        must_be_finite = name.startswith(("loss/", "gradient/"))
+        if must_be_finite and not math.isfinite(value):
             found.append(f"{name} = {value}")
     return ", ".join(found)
 
@@ -259,18 +291,24 @@ def snapshot(module: nn.Module) -> Callable[[], dict[str, Tensor]]:
         # The bytes of all tensors, one after the other.
         joined = torch.cat([_bytes_of(tensor) for tensor in tensors.values()])
     except torch.OutOfMemoryError:
+        # There is no room for a second copy of the weights on the device.
         copies = copy_to_cpu(dict(tensors))
         return lambda: copies
+
     # Not the tensors themselves: the function must not keep them.
-    likes = [_Like(name, tensor.dtype, tensor.shape, tensor.nbytes) for name, tensor in tensors.items()]
+    likes = []
+    for name, tensor in tensors.items():
+        likes.append(_Like(name, tensor.dtype, tensor.shape, tensor.nbytes))
+    sizes = [like.nbytes for like in likes]
     move = _move_beside(joined) if joined.is_cuda else joined.cpu
 
     def complete() -> dict[str, Tensor]:
-        parts = move().split([like.nbytes for like in likes])
+        parts = move().split(sizes)
         found = {}
         for like, part in zip(likes, parts):
             # Clones, because a view is pickled with all of `parts` and may begin where its dtype must not.
-            found[like.name] = part.clone().view(like.dtype).view(like.shape)
+            copied = part.clone().view(like.dtype)
+            found[like.name] = copied.view(like.shape)
         return found
 
     return complete

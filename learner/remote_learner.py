@@ -81,13 +81,22 @@ class RemoteLearner:
         """Joins the process group and makes a learner with a state."""
         make, state = begin
         # The collectives of torch: NCCL between GPUs, gloo between CPUs.
+        backend = "nccl" if device == "cuda" else "gloo"
         try:
             store = dist.TCPStore(*address, is_master=False, timeout=self.timeout)
-            backend = "nccl" if device == "cuda" else "gloo"
-            dist.init_process_group(backend, store=store, rank=self.rank, world_size=self.size, timeout=self.timeout)
+            dist.init_process_group(
+                backend,
+                store=store,
+                rank=self.rank,
+                world_size=self.size,
+                timeout=self.timeout,
+            )
         except RuntimeError as error:
             raise PeerLost(str(error)) from error
-        self.learner = make(Communicator(dist.group.WORLD), device)
+
+        # All learners begin with the same state.
+        comm = Communicator(dist.group.WORLD)
+        self.learner = make(comm, device)
         self.learner.load_state_dict(state)
 
     @ray.method(concurrency_group="fetch")
@@ -101,7 +110,9 @@ class RemoteLearner:
             return reason_of(error)
         rows: list[Trajectory] = []
         for arrays, part in zip(found, parts):
-            rows.append(index_state(arrays, slice(part.begin, part.end)))
+            own = slice(part.begin, part.end)
+            rows.append(index_state(arrays, own))
+        # On a GPU the copy goes on beside the present update.
         self.batches[number] = load(rows, self.learner.device)
         return ""
 
@@ -121,8 +132,10 @@ class RemoteLearner:
         # The group's copy needs the weights once: they are equal on all learners.
         weights: dict[str, np.ndarray] = {}
         if self.rank == 0 and self.learner.has_whole_state:
-            weights = {name: weight.numpy() for name, weight in self.learner.weights().items()}
-        return Learned(self.metrics, self.learner.counters, self.learner.episodes), weights
+            for name, weight in self.learner.weights().items():
+                weights[name] = weight.numpy()
+        learned = Learned(self.metrics, self.learner.counters, self.learner.episodes)
+        return learned, weights
 
     def state_dict(self, send: bool = True) -> LearnerState:
         """The learner's state, which may be a collective. Without `send` it is made and not returned."""

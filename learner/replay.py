@@ -51,9 +51,11 @@ class Replay:
         """Updates that the learner makes of the next batch."""
         fresh = self.learner.rows or 1
         replayed = self._replayed_rows(fresh)
+        # Nothing is replayed while there are too few rows.
         if replayed > self._size:
             return 1
-        return len(split(fresh + replayed, fresh))
+        updates = split(fresh + replayed, fresh)
+        return len(updates)
 
     def mix(self, trajectory: Trajectory) -> Trajectory:
         """Adds replayed rows to a batch of fresh ones, which are then kept for later batches.
@@ -70,33 +72,40 @@ class Replay:
         count = self._replayed_rows(len(fresh.action))
         mixed = fresh
         if 0 < count <= self._size:
-            old = index_state(self._rows, self._choose(count))
+            chosen = self._choose(count)
+            old = index_state(self._rows, chosen)
             if self.config.burn_in:
                 old = burn_in(self.learner, old, self.config.burn_in)
             mixed = interleave(mark(fresh, False), mark(old, True))
+        # Only now, so that no row is in the batch twice.
         self._add(fresh)
         return mixed
 
     def state_dict(self) -> dict[str, Tensor]:
         """Copies of the rows, oldest first, on the CPU; empty if there are none."""
-        rows = self._saved
+        tensors = self._saved
         if self._rows is not None:
             oldest_first = self._places(np.arange(self._size))
-            rows = list(leaves(index_state(self._rows, oldest_first)))
-        return {str(index): leaf.cpu() for index, leaf in enumerate(rows)}
+            rows = index_state(self._rows, oldest_first)
+            tensors = list(leaves(rows))
+        return {str(index): leaf.cpu() for index, leaf in enumerate(tensors)}
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
         """Restores the rows of a `state_dict` with the next batch, or none if that has rows of another shape.
 
         Of more rows than there is room for, the newest are restored."""
         self.clear()
-        names = [str(index) for index in range(len(state))]
-        self._saved = [state[name] for name in names if name in state]
+        for index in range(len(state)):
+            name = str(index)
+            if name in state:
+                self._saved.append(state[name])
 
     def _replayed_rows(self, fresh: int) -> int:
         """How many replayed rows a batch has beside its fresh ones."""
+        # The share is that of the whole batch.
         share = self.config.share
-        return round(fresh * share / (1 - share))
+        replayed_per_fresh = share / (1 - share)
+        return round(fresh * replayed_per_fresh)
 
     def _restore(self, like: Trajectory) -> None:
         """Adds the rows of a checkpoint, if they look like those of a trajectory."""
@@ -104,41 +113,59 @@ class Replay:
         self._saved = []
         if not saved:
             return
+
+        # They fit if each tensor has the dtype and shape of the trajectory's, and all are of equally many rows.
         expected = [(leaf.dtype, leaf.shape[1:]) for leaf in leaves(like)]
         found = [(leaf.dtype, leaf.shape[1:]) for leaf in saved]
         lengths = {len(leaf) for leaf in saved}
         if found != expected or len(lengths) != 1:
             return
+
         # The tensors are in the order in which `map_state` visits those of a trajectory.
         tensors = iter(saved)
-        rows = map_state(lambda leaf: next(tensors)[-self.capacity :].to(leaf.device), like)
-        self._add(rows)
+
+        def newest(leaf: Tensor) -> Tensor:
+            rows = next(tensors)[-self.capacity :]
+            return rows.to(leaf.device)
+
+        self._add(map_state(newest, like))
 
     def _add(self, trajectory: Trajectory) -> None:
         """Writes rows into the ring, over the oldest."""
         if self._rows is None:
-            self._rows = map_state(lambda leaf: leaf.new_empty(self.capacity, *leaf.shape[1:]), trajectory)
+            self._rows = map_state(self._empty_like, trajectory)
+
+        # After its last place, the ring goes on with its first.
         count = len(trajectory.action)
-        places = torch.arange(self._next, self._next + count) % self.capacity
+        end = self._next + count
+        places = torch.arange(self._next, end) % self.capacity
         for kept, new in zip(leaves(self._rows), leaves(trajectory), strict=True):
             kept[places] = new
-        self._next = (self._next + count) % self.capacity
+        self._next = end % self.capacity
         self._size = min(self._size + count, self.capacity)
+
+    def _empty_like(self, leaf: Tensor) -> Tensor:
+        """Room for `capacity` rows such as those of a tensor."""
+        size = leaf.shape[1:]
+        return leaf.new_empty(self.capacity, *size)
 
     def _choose(self, count: int) -> Tensor:
         """Places of different rows, drawn uniformly."""
         generator = np.random.default_rng([self.seed, self.learner.version])
-        return self._places(generator.choice(self._size, count, replace=False))
+        numbers = generator.choice(self._size, count, replace=False)
+        return self._places(numbers)
 
     def _places(self, numbers: np.ndarray) -> Tensor:
         """Where rows are in the ring; row 0 is the oldest."""
-        oldest = self._next - self._size
-        return torch.from_numpy((oldest + numbers) % self.capacity)
+        oldest = self._next - self._size  # may be negative
+        places = (oldest + numbers) % self.capacity
+        return torch.from_numpy(places)
 
 
 def mark(trajectory: Trajectory, replayed: bool) -> Trajectory:
     """The trajectory with its field `replayed`."""
-    return trajectory._replace(replayed=torch.full_like(trajectory.version, replayed, dtype=torch.bool))
+    marks = torch.full_like(trajectory.version, replayed, dtype=torch.bool)
+    return trajectory._replace(replayed=marks)
 
 
 def interleave(first: Trajectory, second: Trajectory) -> Trajectory:
@@ -149,7 +176,8 @@ def interleave(first: Trajectory, second: Trajectory) -> Trajectory:
         rows = len(part.action)
         positions.append((torch.arange(rows) + 0.5) / rows)
     order = torch.cat(positions).argsort(stable=True)
-    return index_state(concatenate_states([first, second]), order)
+    both = concatenate_states([first, second])
+    return index_state(both, order)
 
 
 @torch.no_grad()

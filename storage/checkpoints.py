@@ -68,15 +68,17 @@ def save(run: Path | str, step: int, parts: Parts, state: Json, keep: int = 3) -
     # Old ones go only now, so that there is always one that can be read.
     others = [entry for entry in _entries(store) if entry.name != new]
     earlier = [entry for entry in others if entry.current and entry.step < step]
-    kept = earlier[: keep - 1]  # the best are first
+    num_kept = keep - 1  # beside the new one
+    kept = earlier[:num_kept]  # the best are first
     for entry in others:
         is_later = entry.step > step
-        if not is_later and entry not in kept:
-            store.remove(entry.name)
-        elif is_later and entry.current:
+        if is_later and entry.current:
             # The run was resumed from an earlier checkpoint, since this one could not be read.
-            logger.warning("%s: superseded, because the run was resumed from an earlier one", store.locate(entry.name))
+            place = store.locate(entry.name)
+            logger.warning("%s: superseded, because the run was resumed from an earlier one", place)
             store.supersede(entry.name)
+        elif not is_later and entry not in kept:
+            store.remove(entry.name)
     return store.locate(new)
 
 
@@ -97,19 +99,30 @@ def load_latest(run: Path | str) -> Checkpoint:
             except (OSError, ValueError, MemoryError, RecursionError) as error:
                 if not store.exists(name):
                     break  # another process, which trains this run, removed it and has written newer ones
-                what = str(error)
-                if not isinstance(error, ValueError):
-                    what = f"{type(error).__name__}: {error}"
-                reasons[name] = f"{name}: {what}"[:200]
+                reasons[name] = _reason(name, error)
     if reasons:
-        raise FileNotFoundError(f"{run} has no checkpoint that can be read: {'; '.join(reasons.values())}")
+        all_reasons = "; ".join(reasons.values())
+        raise FileNotFoundError(f"{run} has no checkpoint that can be read: {all_reasons}")
     raise FileNotFoundError(f"{run} has no checkpoint yet")
+
+
+def _reason(name: str, error: BaseException) -> str:
+    """Why a checkpoint cannot be read, in one line."""
+    what = str(error)
+    # Our own errors are ValueErrors, which say what is wrong.
+    if not isinstance(error, ValueError):
+        what = f"{type(error).__name__}: {error}"
+    return f"{name}: {what}"[:200]
 
 
 def read(store: DiskStore | UrlStore, name: str) -> Checkpoint:
     """Reads and verifies one checkpoint; a damaged one is a ValueError, OSError, MemoryError or RecursionError."""
-    step, parts, state, written = deserialize(lambda file, most: store.read(name, file, most))
-    return Checkpoint(step, parts, state, written, store.locate(name), [])
+
+    def read_file(file: str, most: int) -> bytes:
+        return store.read(name, file, most)
+
+    step, parts, state, written = deserialize(read_file)
+    return Checkpoint(step, parts, state, written, path=store.locate(name), skipped=[])
 
 
 class _Entry(NamedTuple):

@@ -28,7 +28,13 @@ _FILE_TYPES = {
     stat.S_IFIFO: "a FIFO",
     stat.S_IFSOCK: "a socket",
 }
-_TYPES = {int: "a whole number of 0 or more", float: "a number", str: "a text", dict: "an object", list: "a list"}
+_TYPES = {
+    int: "a whole number of 0 or more",
+    float: "a number",
+    str: "a text",
+    dict: "an object",
+    list: "a list",
+}
 
 
 def require_output(path: Path) -> None:
@@ -149,21 +155,24 @@ def require_schema(value: Any, schema: Schema, where: str) -> None:
 
     `where` is the name of the value in errors.
     """
+    # A dict or a list as schema stands for such a value.
     kind = schema if isinstance(schema, type) else type(schema)
     if not _is_of(kind, value):
         raise ValueError(f"{where}: expected {_TYPES[kind]}, got {abbreviate(value)}")
 
     # Then its parts.
     if isinstance(schema, list):
+        of_items = schema[0]
         for index, item in enumerate(value):
-            require_schema(item, schema[0], f"{where}: {index}")
+            require_schema(item, of_items, f"{where}: {index}")
     elif isinstance(schema, dict):
         parts = schema
         if str in schema:
             parts = dict.fromkeys(value, schema[str])
         missing = [name for name in parts if name not in value]
         if missing:
-            raise ValueError(f"{where}: expected {', '.join(missing)} in it, got {abbreviate(list(value))}")
+            expected = ", ".join(missing)
+            raise ValueError(f"{where}: expected {expected} in it, got {abbreviate(list(value))}")
         for name, part in parts.items():
             require_schema(value[name], part, f"{where}: {name}")
 

@@ -53,9 +53,11 @@ class MetricsWriter:
     ) -> None:
         run = Path(run)
         run.mkdir(parents=True, exist_ok=True)
+        # The rows up to the checkpoint are kept.
         self._stack = ExitStack()
         flags = os.O_RDWR | os.O_APPEND | os.O_CREAT
-        self._file = self._stack.enter_context(os.fdopen(open_regular(run / FILE, flags), "r+b"))
+        descriptor = open_regular(run / FILE, flags)
+        self._file = self._stack.enter_context(os.fdopen(descriptor, "r+b"))
         end, _ = _last_row(self._file, most=resumed_step)
         self._file.truncate(end)
 
@@ -73,8 +75,10 @@ class MetricsWriter:
         for name, value in metrics.items():
             # JSON has no NaN and no infinity.
             row[name] = float(value) if math.isfinite(value) else None
-        self._file.write(json.dumps(row, allow_nan=False).encode() + b"\n")
+        line = json.dumps(row, allow_nan=False) + "\n"
+        self._file.write(line.encode())
         self._file.flush()
+
         for name, value in metrics.items():
             self._events.add_scalar(name, value, step, walltime=now)
         if self._gauges:
@@ -138,10 +142,12 @@ def sample_metrics(run: Path | str, kept: str = "") -> list[Json]:
     rows = []
     for index, line in enumerate(lines):
         is_kept = bool(kept) and key in line
-        if index % stride == 0 or is_kept:
-            row = _parse(line)
-            if row:
-                rows.append(row)
+        is_sampled = index % stride == 0
+        if not is_sampled and not is_kept:
+            continue
+        row = _parse(line)
+        if row:
+            rows.append(row)
 
     # Readers ask the last row how far the run is.
     _, last = _last_row_of(lines)
@@ -157,13 +163,16 @@ def last_metrics(run: Path | str, name: str = "step") -> Json:
     """
     try:
         with _open(run) as file:
-            return _last_row(file, name)[1]
+            _, row = _last_row(file, name)
+            return row
     except FileNotFoundError:
         return {}
 
 
 def _open(run: Path | str) -> BinaryIO:
-    return os.fdopen(open_regular(Path(run) / FILE), "rb")
+    """The metrics of a run, to be read."""
+    descriptor = open_regular(Path(run) / FILE)
+    return os.fdopen(descriptor, "rb")
 
 
 def _parse(line: bytes, name: str = "step") -> Json:
@@ -171,7 +180,8 @@ def _parse(line: bytes, name: str = "step") -> Json:
     a metric."""
     # Most lines are told apart without parsing them, which would take most of the time.
     is_complete = line.endswith(b"\n")
-    if not is_complete or json.dumps(name).encode() not in line:
+    quoted_name = json.dumps(name).encode()
+    if not is_complete or quoted_name not in line:
         return {}
     try:
         row = json.loads(line)
@@ -183,9 +193,13 @@ def _parse(line: bytes, name: str = "step") -> Json:
     # Foreign values, and null for what is not finite.
     for metric, value in row.items():
         is_number = type(value) in (int, float)
-        if not is_number or not abs(value) <= sys.float_info.max:
+        is_finite = is_number and abs(value) <= sys.float_info.max
+        if not is_finite:
             row[metric] = math.nan
-    if math.isnan(row.get("step", math.nan)):
+
+    # A row without a step has no place among the others.
+    step = row.get("step", math.nan)
+    if math.isnan(step):
         return {}
     return row
 
@@ -205,9 +219,10 @@ def _last_row(file: BinaryIO, name: str = "step", most: float = math.inf) -> tup
         if row:
             return size - after, row
 
+    # Otherwise all lines are searched.
     file.seek(0)
-    data = file.read(size)
-    after, row = _last_row_of(data.splitlines(keepends=True), name, most)
+    lines = file.read(size).splitlines(keepends=True)
+    after, row = _last_row_of(lines, name, most)
     return size - after, row
 
 

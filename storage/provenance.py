@@ -35,22 +35,26 @@ def note_launch(run: Run, step: int) -> None:
         "packages": _versions(),
         "machine": _machine(),
     }
-    with os.fdopen(open_regular(run.launches_file, os.O_RDWR | os.O_APPEND | os.O_CREAT), "r+b") as file:
+    line = json.dumps(launch) + "\n"
+    flags = os.O_RDWR | os.O_APPEND | os.O_CREAT
+    descriptor = open_regular(run.launches_file, flags)
+    with os.fdopen(descriptor, "r+b") as file:
         # A line that a killed process left half-written is ended first.
         size = file.seek(0, os.SEEK_END)
         file.seek(max(0, size - 1))
-        if file.read(1) not in (b"", b"\n"):
+        last_byte = file.read(1)
+        if last_byte not in (b"", b"\n"):
             file.write(b"\n")
-        file.write(json.dumps(launch).encode() + b"\n")
+        file.write(line.encode())
 
 
 def read_launches(run: Run) -> list[Json]:
     """The launches of a run by time; empty if it has noted none. Damaged lines are left out."""
-    lines: list[bytes] = []
+    content = b""
     with suppress(OSError, ValueError):  # it is missing or too large
-        lines = read_regular(run.launches_file, MOST).splitlines()
+        content = read_regular(run.launches_file, MOST)
     found = []
-    for line in lines:
+    for line in content.splitlines():
         with suppress(ValueError, RecursionError):
             launch = json.loads(line)
             if isinstance(launch, dict) and _is_time(launch.get("time")):
@@ -82,7 +86,8 @@ def training_time(times: np.ndarray, launches: list[Json]) -> np.ndarray:
     seconds = np.full(len(times), np.nan)
     before = 0.0  # seconds of the earlier launches
     for begin, end in zip(begins, ends):
-        rows = known & (times >= begin) & (times < end)
+        in_launch = (times >= begin) & (times < end)
+        rows = known & in_launch
         if rows.any():
             seconds[rows] = before + times[rows] - begin
             before = float(seconds[rows].max())
@@ -101,7 +106,8 @@ def _commit() -> str:
     """The commit of the code, with "-dirty" if it was changed since; empty if the code is no git repository."""
     root = Path(__file__).parents[1]
     git = shutil.which("git")
-    if not git or not (root / ".git").exists():
+    is_repository = (root / ".git").exists()
+    if not git or not is_repository:
         return ""
     words = [git, "-C", str(root), "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
     with suppress(OSError, subprocess.SubprocessError):
@@ -119,13 +125,20 @@ def _versions() -> dict[str, str]:
 
 def _machine() -> str:
     """Processor, cores and memory of this machine, and its GPUs."""
-    model = platform.machine()
-    with suppress(OSError, StopIteration):
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-        model = next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    memory = ""
+    parts = [_processor(), f"{os.cpu_count()} cores"]
     with suppress(OSError, ValueError):
         size = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-        memory = f", {size / 2**30:.0f} GiB"
-    gpus = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
-    return ", ".join([f"{model}, {os.cpu_count()} cores{memory}", *gpus])
+        parts.append(f"{size / 2**30:.0f} GiB")
+    for index in range(torch.cuda.device_count()):
+        parts.append(torch.cuda.get_device_name(index))
+    return ", ".join(parts)
+
+
+def _processor() -> str:
+    """The model of the processor, or its architecture where the system does not name the model."""
+    with suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            name, _, value = line.partition(":")
+            if name.startswith("model name"):
+                return value.strip()
+    return platform.machine()

@@ -27,7 +27,13 @@ Parts = dict[str, dict[str, Tensor]]
 """The tensors of a checkpoint by part (weights, optimizer, ...) and name; a part is a file."""
 FORMAT = 2
 """Version of the manifest."""
-_SCHEMA: Schema = {"step": int, "time": float, "files": {str: {"size": int, "sha256": str}}, "state": dict}
+_FILE_NAME = re.compile(r"[A-Za-z0-9_-]{1,200}\.safetensors")
+_SCHEMA: Schema = {
+    "step": int,
+    "time": float,
+    "files": {str: {"size": int, "sha256": str}},
+    "state": dict,
+}
 
 
 def serialize(step: int, parts: Parts, state: Json) -> Iterator[tuple[str, bytes]]:
@@ -37,16 +43,24 @@ def serialize(step: int, parts: Parts, state: Json) -> Iterator[tuple[str, bytes
         # Copies, because safetensors refuses tensors that share memory.
         copies = {}
         for name, tensor in tensors.items():
-            copies[name] = tensor.detach().cpu().contiguous().clone()
+            on_cpu = tensor.detach().cpu().contiguous()
+            copies[name] = on_cpu.clone()
         data = format_safetensors(copies)
         file = f"{part}.safetensors"
         files[file] = {"size": len(data), "sha256": hashlib.sha256(data).hexdigest()}
         yield file, data
 
     # The manifest has the digests of the others, and its own.
-    content = {"format": FORMAT, "step": step, "time": time.time(), "files": files, "state": state}
+    content = {
+        "format": FORMAT,
+        "step": step,
+        "time": time.time(),
+        "files": files,
+        "state": state,
+    }
     manifest = {**content, "sha256": digest(content)}
-    yield MANIFEST, json.dumps(manifest, indent=1).encode()
+    text = json.dumps(manifest, indent=1)
+    yield MANIFEST, text.encode()
 
 
 def deserialize(read: Callable[[str, int], bytes]) -> tuple[int, Json, Json, float]:
@@ -64,14 +78,16 @@ def deserialize(read: Callable[[str, int], bytes]) -> tuple[int, Json, Json, flo
     parts = {}
     for file, expected in content["files"].items():
         # A name with a path in it would lead out of the checkpoint.
-        if not re.fullmatch(r"[A-Za-z0-9_-]{1,200}\.safetensors", file):
+        if not _FILE_NAME.fullmatch(file):
             raise ValueError(f"{MANIFEST}: files: expected names such as weights.safetensors, got {abbreviate(file)}")
 
         # Size and digest are those that were written.
-        data = read(file, min(expected["size"], machine_bytes))
-        if len(data) != expected["size"]:
-            raise ValueError(f"{file} has {len(data)} bytes instead of {expected['size']}")
-        if hashlib.sha256(data).hexdigest() != expected["sha256"]:
+        size = expected["size"]
+        data = read(file, min(size, machine_bytes))
+        if len(data) != size:
+            raise ValueError(f"{file} has {len(data)} bytes instead of {size}")
+        found_digest = hashlib.sha256(data).hexdigest()
+        if found_digest != expected["sha256"]:
             raise ValueError(f"{file} is not what was written (its SHA-256 differs)")
 
         part = file.removesuffix(".safetensors")
@@ -84,11 +100,14 @@ def deserialize(read: Callable[[str, int], bytes]) -> tuple[int, Json, Json, flo
 
 def digest(content: object) -> str:
     """SHA-256 of a value as JSON, independent of the layout of the file."""
+    # Numbers and keys as they are after they were read from a file.
     plain = json.loads(json.dumps(content))
-    return hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()
+    text = json.dumps(plain, sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def _parse_manifest(data: bytes) -> Json:
+    """The content of a manifest; raises a ValueError if it is damaged or forged."""
     # Damaged: it is no JSON, or its digest is not that of its content.
     try:
         content = json.loads(data)
@@ -99,8 +118,9 @@ def _parse_manifest(data: bytes) -> Json:
         raise ValueError(f"{MANIFEST} is not what was written (its SHA-256 differs)")
 
     # Of another version, or forged together with its digest.
-    if content.get("format") != FORMAT:
-        raise ValueError(f"{MANIFEST}: format: expected {FORMAT}, got {abbreviate(content.get('format'))}")
+    found = content.get("format")
+    if found != FORMAT:
+        raise ValueError(f"{MANIFEST}: format: expected {FORMAT}, got {abbreviate(found)}")
     require_schema(content, _SCHEMA, MANIFEST)
     return content
 
@@ -133,13 +153,15 @@ def flatten(tree: object) -> tuple[dict[str, Tensor], object]:
         if isinstance(node, dict):
             pairs = []
             for key, value in node.items():
-                pairs.append([key, plain(value, f"{prefix}{key}")])
+                below = plain(value, f"{prefix}{key}")
+                pairs.append([key, below])
             return {"dict": pairs}
         if isinstance(node, list | tuple):
-            kind = "list" if isinstance(node, list) else "tuple"
             values = []
             for index, value in enumerate(node):
-                values.append(plain(value, f"{prefix}{index}"))
+                below = plain(value, f"{prefix}{index}")
+                values.append(below)
+            kind = "list" if isinstance(node, list) else "tuple"
             return {kind: values}
         raise TypeError(f"{path}: expected tensors, numbers, strings and nests of them, got {type(node).__name__}")
 
@@ -179,7 +201,8 @@ def rng_state() -> Json:
     if torch.cuda.is_available():
         gpus = torch.cuda.get_rng_state_all()
     # Words of state are bytes in base64, which are shorter than numbers and exact.
-    encoded_keys = _encode(np.asarray(keys, "<u4"))
+    little_endian = np.asarray(keys, "<u4")
+    encoded_keys = _encode(little_endian)
     return {
         "python": [version, list(words), gauss],
         "numpy": [kind, encoded_keys, int(position), int(has_gauss), float(cached)],
@@ -193,19 +216,20 @@ def restore_rng(state: Json) -> None:
 
     Raises a ValueError if these are no such states, for example those of another version.
     """
-    require_schema(state, {"python": object, "numpy": object, "torch": object, "cuda": object}, "rng")
     restore: dict[str, Callable[[Any], None]] = {
         "python": _restore_python,
         "numpy": _restore_numpy,
         "torch": _restore_torch,
         "cuda": _restore_cuda,
     }
+    require_schema(state, dict.fromkeys(restore, object), "rng")
     for generator, set_state in restore.items():
+        saved = state[generator]
         try:
-            set_state(state[generator])
+            set_state(saved)
         except (ValueError, TypeError, OverflowError, RuntimeError, KeyError) as error:
             expected = "expected the state of a generator of this version"
-            raise ValueError(f"rng: {generator}: {expected}, got {abbreviate(state[generator])}") from error
+            raise ValueError(f"rng: {generator}: {expected}, got {abbreviate(saved)}") from error
 
 
 def _restore_python(state: Any) -> None:
@@ -228,16 +252,23 @@ def _restore_torch(state: str) -> None:
 
 
 def _restore_cuda(states: list[str]) -> None:
+    # The states belong to the GPUs of the machine that wrote them.
     if torch.cuda.is_available() and len(states) == torch.cuda.device_count():
-        torch.cuda.set_rng_state_all([_decode(state) for state in states])
+        decoded = [_decode(state) for state in states]
+        torch.cuda.set_rng_state_all(decoded)
 
 
 def _encode(array: np.ndarray) -> str:
-    return base64.b64encode(array.tobytes()).decode()
+    """The bytes of an array in base64."""
+    encoded = base64.b64encode(array.tobytes())
+    return encoded.decode()
 
 
 def _decode(text: str) -> Tensor:
-    return torch.frombuffer(bytearray(base64.b64decode(text)), dtype=torch.uint8)
+    """The bytes of a text in base64, [N] uint8."""
+    # A bytearray, because torch warns of bytes, which cannot be written to.
+    content = bytearray(base64.b64decode(text))
+    return torch.frombuffer(content, dtype=torch.uint8)
 
 
 def write_trajectory(trajectory: Trajectory, path: Path) -> None:

@@ -47,16 +47,22 @@ class DiskStore:
         if not self.root.is_dir():
             expected = "expected the folder of a run, with checkpoints/ in it"
             raise FileNotFoundError(f"{self.run} has no checkpoints: {expected}")
-        return [path.name for path in self.root.iterdir() if path.suffix != ".tmp"]
+        found = []
+        for path in self.root.iterdir():
+            is_being_written = path.suffix == ".tmp"
+            if not is_being_written:
+                found.append(path.name)
+        return found
 
     def exists(self, name: str) -> bool:
         return os.path.lexists(self.locate(name))
 
     def read(self, name: str, file: str, most: int) -> bytes:
         """The content of a regular file; raises a ValueError, before reading, if it has more than `most` bytes."""
-        if self.locate(name).is_symlink():
+        folder = self.locate(name)
+        if folder.is_symlink():
             raise NotADirectoryError("expected a folder, got a symbolic link")
-        return files.read_regular(self.locate(name) / file, most)
+        return files.read_regular(folder / file, most)
 
     def write(self, name: str, content: Iterable[tuple[str, bytes]]) -> str:
         """Writes a folder, in place of one of that name, and returns its name; removes what interrupted writes left."""
@@ -71,8 +77,9 @@ class DiskStore:
         self.remove(new)
         with files.new_folder(self.locate(new)) as folder:
             for file, data in content:
-                (folder / file).write_bytes(data)
-                files.flush(folder / file)
+                path = folder / file
+                path.write_bytes(data)
+                files.flush(path)
         if replaces:
             self._move(new, name)
         return name
@@ -119,10 +126,15 @@ class UrlStore:
         return f"{self.url}/checkpoints/{name}"
 
     def names(self) -> list[str]:
-        return [name for name, found in self._list().items() if MANIFEST in found]
+        complete = []
+        for name, found in self._list().items():
+            if MANIFEST in found:
+                complete.append(name)
+        return complete
 
     def exists(self, name: str) -> bool:
-        return bool(self._retry(self._fs.exists, f"{self._root}/{name}/{MANIFEST}"))
+        manifest = f"{self._root}/{name}/{MANIFEST}"
+        return bool(self._retry(self._fs.exists, manifest))
 
     def read(self, name: str, file: str, most: int) -> bytes:
         path = f"{self._root}/{name}/{file}"
@@ -206,11 +218,13 @@ class UrlStore:
             except FileNotFoundError:
                 raise
             except Exception as error:  # each package has its own exceptions
+                reason = _describe(error)
                 is_final = isinstance(error, PermissionError | NotImplementedError)
                 if not pauses or is_final:
-                    raise StorageError(f"{self.url} cannot be read or written: {_describe(error)}") from error
-                logger.warning("%s: %s; retrying in %.0f s", self.url, _describe(error), pauses[0])
-                time.sleep(pauses.pop(0))
+                    raise StorageError(f"{self.url} cannot be read or written: {reason}") from error
+                pause = pauses.pop(0)
+                logger.warning("%s: %s; retrying in %.0f s", self.url, reason, pause)
+                time.sleep(pause)
 
 
 def open_store(run: Path | str) -> DiskStore | UrlStore:
@@ -221,4 +235,6 @@ def open_store(run: Path | str) -> DiskStore | UrlStore:
 
 
 def _describe(error: Exception) -> str:
-    return files.redact(f"{type(error).__name__}: {error}".removesuffix(": "))
+    """The kind of an error and its message, if it has one, without passwords."""
+    described = f"{type(error).__name__}: {error}"
+    return files.redact(described.removesuffix(": "))

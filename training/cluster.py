@@ -125,7 +125,10 @@ def _require_short_paths() -> None:
     if len(os.fsencode(chosen)) > MOST_TEMPORARY:
         expected = f"a folder of at most {MOST_TEMPORARY} bytes, because Ray's sockets are below it"
         raise UserError(f"RAY_TMPDIR: expected {expected}, got {chosen}")
-    if not chosen and len(os.fsencode(os.environ.get("TMPDIR", ""))) > MOST_TEMPORARY:
+
+    default = os.environ.get("TMPDIR", "")
+    is_too_long = len(os.fsencode(default)) > MOST_TEMPORARY
+    if not chosen and is_too_long:
         logger.warning("TMPDIR is too long for Ray's sockets: Ray's files are in /tmp; RAY_TMPDIR names another folder")
         os.environ["RAY_TMPDIR"] = "/tmp"
 
@@ -210,7 +213,9 @@ def _call(server: str, seconds: float, is_head: bool) -> None:
 def _connect(address: str, seconds: float) -> None:
     """Raises an OSError if no server answers at HOST:PORT within so many seconds; IPv6 hosts are in brackets."""
     host, _, port = address.rpartition(":")
-    socket.create_connection((host.strip("[]"), int(port)), seconds).close()
+    place = (host.strip("[]"), int(port))
+    connection = socket.create_connection(place, seconds)
+    connection.close()
 
 
 class HeadWatch:
@@ -240,6 +245,7 @@ class HeadWatch:
         self._closed = threading.Event()
 
     def _probe(self) -> None:
+        """Connects again and again, in a thread of its own, until the watch is closed."""
         while not self._closed.wait(PROBE_SECONDS):
             begun = time.monotonic()
             try:

@@ -83,9 +83,12 @@ class LiveLine:
         """Shows the progress of a training."""
         left = math.inf
         if progress.per_second:
-            left = max(0, progress.total - progress.done) / progress.per_second
-        head = f"{quantity(progress.done)}/{quantity(progress.total)} {progress.unit}  left {duration(left)}"
-        self.show(progress.done / progress.total, head, progress.texts)
+            missing = max(0, progress.total - progress.done)
+            left = missing / progress.per_second
+        done = f"{quantity(progress.done)}/{quantity(progress.total)} {progress.unit}"
+        head = f"{done}  left {duration(left)}"
+        share = progress.done / progress.total
+        self.show(share, head, progress.texts)
 
     def show(self, share: float, head: str, fields: Sequence[str]) -> None:
         """Shows the share done of 1, the same in words, and other fields, the most important first."""
@@ -97,19 +100,24 @@ class LiveLine:
         if self.live:
             return
 
+        # Plain lines cannot be redrawn, so there are few.
         now = time.monotonic()
-        if is_complete or now - self.printed >= PLAIN_SECONDS:
+        is_due = now - self.printed >= PLAIN_SECONDS
+        if is_complete or is_due:
             self.printed = now
-            parts = [f"{duration(now - self.started):>8}", f"{100 * share:5.1f} %", head, *fields]
+            elapsed = duration(now - self.started)
+            parts = [f"{elapsed:>8}", f"{100 * share:5.1f} %", head, *fields]
             say(self.console, "  ".join(parts))
 
     def __rich__(self) -> RenderableType:
         share, head, fields = self.shown
         # The bar has what the first line leaves; in a narrow terminal there is none.
         first: list[RenderableType] = []
-        width = min(24, self.console.width - len(f"{self.activity}    {head}"))
+        words = f"{self.activity}    {head}"
+        width = min(24, self.console.width - len(words))
         if width > 0:
-            first = [self.activity, ProgressBar(total=1.0, completed=share, width=width)]
+            bar = ProgressBar(total=1.0, completed=share, width=width)
+            first = [self.activity, bar]
         rows = Table.grid(padding=(0, 2))
         rows.add_row(*first, Text(head, style="bold"))
 
@@ -133,8 +141,11 @@ def counting(console: Console, activity: str, total: int, unit: str) -> Iterator
         begin = time.monotonic()
 
         def count(done: int) -> None:
-            rate = done / max(time.monotonic() - begin, 1e-9)
-            line.update(Progress(min(done, total), total, unit, rate))
+            seconds = max(time.monotonic() - begin, 1e-9)
+            rate = done / seconds
+            # A round of several environments may end more episodes than were asked for.
+            shown = min(done, total)
+            line.update(Progress(shown, total, unit, rate))
 
         yield count
 
@@ -152,6 +163,8 @@ def say_skipped(console: Console, skipped: Iterable[str]) -> None:
 
 def say_all(console: Console, rows: dict[str, str]) -> None:
     """Prints names and values, a line each, as `say` does."""
-    width = max(map(len, rows))
+    width = max(len(name) for name in rows)
     for name, value in rows.items():
-        console.print(Text.assemble((f"{name:<{width}}  ", "bold"), value), highlight=False, soft_wrap=True)
+        padded_name = f"{name:<{width}}  "
+        row = Text.assemble((padded_name, "bold"), value)
+        console.print(row, highlight=False, soft_wrap=True)

@@ -47,12 +47,13 @@ class Curriculum:
         if len(self.stages) > STAGES:
             raise ValueError(f"stages: expected at most {STAGES - 1}, got {len(config.stages)}")
         # One network plays all stages, so they need the same interface.
+        num_actors = config.actors.num_actors
         last = interface(config.env)
         columns = len(tasks(config.env))  # of PopArt
         for env in config.environments:
             count = len(tasks(env))
-            if config.actors.num_actors < count:
-                raise ValueError(f"num_actors: expected at least {count}, one a task, got {config.actors.num_actors}")
+            if num_actors < count:
+                raise ValueError(f"num_actors: expected at least {count}, one a task, got {num_actors}")
             other = interface(env)
             if other != last:
                 raise ValueError(f"stages: expected {last} as in {config.env}, got {other} in {env}")
@@ -75,18 +76,23 @@ class Curriculum:
     @property
     def present(self) -> RunConfig:
         """The run's configuration with the environment of the present stage."""
-        return dataclasses.replace(self.config, env=self.stages[self.number].env, stages=())
+        stage = self.stages[self.number]
+        return dataclasses.replace(self.config, env=stage.env, stages=())
 
     def ended(self, steps: int) -> bool:
         """Whether the present stage has reached one of its limits after so many agent steps of the run."""
         # Scores are known once there are as many episodes of each task as they are means of.
-        measured = {"frames": float((steps - self.begin) * self.action_repeat)}
+        steps_of_stage = steps - self.begin
+        measured = {"frames": float(steps_of_stage * self.action_repeat)}
         if all(len(episodes) == EPISODES for episodes in self.recent.values()):
             measured["correct"] = self.correct()
             measured["return"] = self.mean_return()
+
         # One limit that is reached ends the stage.
-        for name, limit in self.stages[self.number].limits.items():
-            if name in measured and measured[name] >= limit:
+        limits = self.stages[self.number].limits
+        for name, value in measured.items():
+            limit = limits.get(name, math.inf)
+            if value >= limit:
                 return True
         return False
 
@@ -99,14 +105,16 @@ class Curriculum:
         # Environments of one task need not name it.
         first = next(iter(self.recent))
         for episode in episodes:
-            self.recent[episode.task or first].append(episode)
+            task = episode.task or first
+            self.recent[task].append(episode)
 
     def scores(self) -> dict[str, float]:
         """Mean return over the last episodes of each task that has had any."""
         scores = {}
         for task, episodes in self.recent.items():
             if episodes:
-                scores[task] = float(np.mean([episode.score for episode in episodes]))
+                mean = np.mean([episode.score for episode in episodes])
+                scores[task] = float(mean)
         return scores
 
     def mean_return(self) -> float:
@@ -132,6 +140,7 @@ class Curriculum:
         return tuple(texts)
 
     def _described_scores(self) -> str:
+        """Return and correct choices over all tasks, in words."""
         scores = self.scores()
         if not scores:
             return "no episode finished yet"
@@ -145,28 +154,36 @@ class Curriculum:
 
     def metrics(self) -> dict[str, float]:
         """Scores over all tasks and of each, if there are several, and the stage from 1; what is unknown is NaN."""
-        # Over all tasks.
         scores = self.scores()
         row = {"episode/return": self.mean_return(), "episode/correct_choices": self.correct()}
         for name, value in mean_normalised(scores).items():
             row[f"episode/{name}"] = value
-        # Of each task.
         if len(self.recent) > 1:
-            row["tasks/seen"] = float(len(scores))
-            row["tasks/count"] = float(len(self.recent))
-            for task, score in scores.items():
-                row[f"{task}/return"] = score
-                row[f"{task}/correct_choices"] = correct_fraction(list(self.recent[task]))
-                for name, value in mean_normalised({task: score}).items():
-                    row[f"{task}/{name}"] = value
+            row |= self._metrics_by_task(scores)
         if len(self.stages) > 1:
             row["stage"] = self.number + 1.0
+        return row
+
+    def _metrics_by_task(self, scores: dict[str, float]) -> dict[str, float]:
+        """The number of tasks, and the scores of each that has had an episode."""
+        row = {"tasks/seen": float(len(scores)), "tasks/count": float(len(self.recent))}
+        for task, score in scores.items():
+            episodes = list(self.recent[task])
+            row[f"{task}/return"] = score
+            row[f"{task}/correct_choices"] = correct_fraction(episodes)
+            normalised = mean_normalised({task: score})
+            for name, value in normalised.items():
+                row[f"{task}/{name}"] = value
         return row
 
     def pack(self) -> Json:
         """The state for a checkpoint, which JSON can hold."""
         recent = [dataclasses.asdict(episode) for episode in self._episodes()]
-        stage = {"number": self.number, "begin": self.begin, "env": self.stages[self.number].env}
+        stage = {
+            "number": self.number,
+            "begin": self.begin,
+            "env": self.stages[self.number].env,
+        }
         return {"recent": recent, "stage": stage}
 
     def unpack(self, state: Json) -> None:
@@ -189,7 +206,8 @@ class Curriculum:
         episodes = []
         for fields in state["recent"]:
             known = {name: fields[name] for name in EPISODE}
-            episodes.append(Episode(**known))
+            episode = Episode(**known)
+            episodes.append(episode)
         tasks_played = {episode.task for episode in episodes}
         others = tasks_played - {"", *self.recent}
         if others:

@@ -75,11 +75,16 @@ def load_trained_agent(
 def make_evaluator(config: RunConfig, agent: Agent, rows: int, seed: int, sample: bool, env: str, film: bool) -> Actor:
     """An actor whose seed depends on the run's seed, its own, and whether it is filmed."""
     # What people see in a film is not what was measured.
-    branch = [config.seed, EVALUATION_SEED, seed, int(film)]
-    own_seed = int(np.random.SeedSequence(branch).generate_state(1)[0])
+    own_seed = _seed([config.seed, EVALUATION_SEED, seed, int(film)])
     envs = make_vector(env, rows)
     precision = config.actors.precision
     return Actor(envs, agent, actor_id=0, seed=own_seed, sample=sample, task=env, precision=precision)
+
+
+def _seed(branch: list[int]) -> int:
+    """The seed at the end of a branch of seeds."""
+    state = np.random.SeedSequence(branch).generate_state(1)
+    return int(state[0])
 
 
 def play(
@@ -119,7 +124,7 @@ def play_script(
     policy: str, env: str, episodes: int, seed: int, max_steps: int, progress: Callable[[int], None]
 ) -> list[Episode]:
     """Plays episodes of each task by a policy of `actors.evaluation.ScriptedActor`; arguments as in `play`."""
-    own_seed = int(np.random.SeedSequence([EVALUATION_SEED, seed]).generate_state(1)[0])
+    own_seed = _seed([EVALUATION_SEED, seed])
     rows = min(64, episodes)
 
     def make(task: str) -> ScriptedActor:

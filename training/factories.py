@@ -57,7 +57,8 @@ def require_interface(env: str, like: str) -> None:
     """Raises a ValueError if observations or actions of two environments differ; frames a step may."""
     expected = interface(like)
     actual = interface(env)
-    if expected._replace(action_repeat=0) != actual._replace(action_repeat=0):
+    with_same_repeat = actual._replace(action_repeat=expected.action_repeat)
+    if with_same_repeat != expected:
         raise ValueError(f"env: expected {expected} as in {like}, got {actual} in {env}")
 
 
@@ -65,7 +66,9 @@ def make_agent(config: RunConfig) -> Agent:
     """The run's network with new weights, drawn from torch's global generator."""
     names = tasks(config.env)
     shape, actions, _, vocabulary = interface(names[0])  # the trainer compares all tasks, once
-    popart_tasks = len(names) if config.learner.popart else 0
+    popart_tasks = 0
+    if config.learner.popart:
+        popart_tasks = len(names)
     build = functools.partial(Agent, config.agent, shape, actions, vocabulary, popart_tasks)
     return build_network(build, config.agent, config.actors.envs_per_actor)
 
@@ -80,19 +83,25 @@ def make_actor(config: RunConfig, generation: int, actor_id: int, incarnation: i
         env: the environment of the present stage; None for the run's. The network is the same in all stages.
     """
     # The actor is made where it acts, so the limit of calls is set there, too.
-    seed = _acting_seed(config, generation, incarnation)
-    limit_calls(config.actors.step_seconds)
+    actors = config.actors
+    limit_calls(actors.step_seconds)
+
+    # The environments of its task.
     names = tasks(env or config.env)
     task = names[actor_id % len(names)]
     stream = episode_stream(generation, actor_id, incarnation)
-    envs = make_vector(task, config.actors.envs_per_actor, stream, actors=config.actors.num_actors)
+    envs = make_vector(task, actors.envs_per_actor, stream, actors=actors.num_actors)
+
     agent = make_agent(config)
-    actors = config.actors
+    seed = _acting_seed(config, generation, incarnation)
     return Actor(envs, agent, actor_id, seed, task=task, device=actors.device, precision=actors.precision)
 
 
 def _acting_seed(config: RunConfig, generation: int, incarnation: int) -> int:
-    return int(np.random.SeedSequence([config.seed, 1, generation, incarnation]).generate_state(1)[0])
+    """The seed of actors, which differs between stages, resumptions and restarts."""
+    # Training draws from branch 1 of the run's seeds, evaluation from branch 2.
+    sequence = np.random.SeedSequence([config.seed, 1, generation, incarnation])
+    return int(sequence.generate_state(1)[0])
 
 
 def episode_stream(generation: int, actor_id: int, incarnation: int) -> int:
@@ -101,7 +110,11 @@ def episode_stream(generation: int, actor_id: int, incarnation: int) -> int:
     It is unique for 4096 actors with 256 restarts each and 2048 generations: 32 stages with 64 resumptions each. Beyond
     that numbers repeat, but never those of another stage.
     """
-    return (generation % 2048) << 20 | (incarnation % 256) << 12 | actor_id % 4096
+    # 11 bits, 8 bits and 12 bits.
+    high = (generation % 2048) << 20
+    middle = (incarnation % 256) << 12
+    low = actor_id % 4096
+    return high | middle | low
 
 
 def make_pool(config: RunConfig, env: str, generation: int, local: bool, updater: Any) -> Pool:
@@ -115,9 +128,13 @@ def make_pool(config: RunConfig, env: str, generation: int, local: bool, updater
     if config.resident and isinstance(updater, Learner):
         agent: Any = updater.agent
         playing = dataclasses.replace(config, env=env)
-        return resident.make_pool(playing, agent, _acting_seed(config, generation, 0), updater.device)
+        seed = _acting_seed(config, generation, 0)
+        return resident.make_pool(playing, agent, seed, updater.device)
     if config.resident:
-        return resident.GroupPool(updater, config.actors.num_actors * config.actors.envs_per_actor)
+        num_envs = config.actors.num_actors * config.actors.envs_per_actor
+        return resident.GroupPool(updater, num_envs)
+
+    # Actors beside the learner.
     build = functools.partial(make_actor, config, generation, env=env)
     if local:
         return LocalPool(build, config.actors)
@@ -135,7 +152,9 @@ def learning_device(config: RunConfig) -> torch.device:
 
 def acting_device(config: RunConfig) -> torch.device:
     """The device of the actors' network."""
-    return learning_device(config) if config.resident else torch.device(config.actors.device)
+    if config.resident:
+        return learning_device(config)
+    return torch.device(config.actors.device)
 
 
 def resolve_precisions(config: RunConfig) -> RunConfig:
@@ -155,8 +174,10 @@ def make_learner(config: RunConfig, agent: Agent) -> Learner:
     learning = config.learner
     if config.learners > 1:
         learning = dataclasses.replace(learning, device="cpu")
-    steps = max(1, config.schedule_end // interface(config.env).action_repeat)
-    return Learner(agent, learning, steps, rows=config.unrolls_per_update * config.actors.envs_per_actor)
+    # Schedules are in frames, and learners count steps.
+    steps = config.schedule_end // interface(config.env).action_repeat
+    rows = config.unrolls_per_update * config.actors.envs_per_actor
+    return Learner(agent, learning, max(1, steps), rows=rows)
 
 
 def make_replica(config: RunConfig, agent: Agent, learner: Learner, present: RunConfig) -> "MakeReplica":
@@ -173,11 +194,13 @@ def make_replay(config: RunConfig, learner: Learner, local: bool) -> Replay | No
     """
     if not config.replay.share:
         return None
+    unrolls = config.replay.unrolls
     most = REPLAY_BYTES // unroll_bytes(config, learner.agent)
-    if local and config.replay.unrolls > most:
+    if local and unrolls > most:
         limit = f"at most {most}, of {REPLAY_BYTES / 1e9:.0f} GB in each checkpoint, for actors in this process"
-        raise ValueError(f"replay.unrolls: expected {limit}, got {config.replay.unrolls}")
-    return Replay(config.replay, learner, config.replay.unrolls * config.actors.envs_per_actor, config.seed)
+        raise ValueError(f"replay.unrolls: expected {limit}, got {unrolls}")
+    capacity = unrolls * config.actors.envs_per_actor
+    return Replay(config.replay, learner, capacity, config.seed)
 
 
 def unroll_bytes(config: RunConfig, agent: Any) -> int:
@@ -189,5 +212,8 @@ def unroll_bytes(config: RunConfig, agent: Any) -> int:
         is_image = len(part) == 3
         bytes_a_value = 1 if is_image else 4
         observation += math.prod(part) * bytes_a_value
+
+    # T + 1 observations and one state a row; all else is small.
+    observations = (actors.unroll_length + 1) * observation
     state = state_bytes(agent.initial_state(1))
-    return actors.envs_per_actor * ((actors.unroll_length + 1) * observation + state)
+    return actors.envs_per_actor * (observations + state)

@@ -117,7 +117,8 @@ class Feed(ABC):
         """Restores what `state_dict` returned. Raises a ValueError if the actors' state does not fit."""
         saved = parts["actors"]
         for name, tensor in self.pool.state_dict().items():
-            expected, got = _described(tensor), _described(saved.get(name))
+            expected = _described(tensor)
+            got = _described(saved.get(name))
             if expected != got:
                 raise ValueError(f"actors: {name}: expected {expected}, got {got}")
         self.pool.load_state_dict(saved)
@@ -192,7 +193,10 @@ class RayFeed(Feed):
         self.ahead = None
         if not last:
             # The next batch is learned from after as many updates as are made of this one.
-            self._request(version + (self.replay.updates if self.replay else 1))
+            updates = 1
+            if self.replay:
+                updates = self.replay.updates
+            self._request(version + updates)
         # In the learner's thread: on a GPU its stream waits for the copy, and replay draws by its version.
         payload = take()
         if self.replay:
@@ -236,14 +240,16 @@ class RayFeed(Feed):
 
     def _finish_publication(self) -> None:
         """Waits for the publication in progress, and raises its error. Weights that were lost are published anew."""
-        publication, self.publication = self.publication, None
+        publication = self.publication
+        self.publication = None
         if publication is None:
             return
         try:
             wait_for(publication, self.check)
         except PeerLost as error:
             logger.warning("%s", error)
-            self.pool.publish(self.learner.state_dict()["weights"], self.learner.version)
+            state = self.learner.state_dict()
+            self.pool.publish(state["weights"], self.learner.version)
 
 
 class GroupFeed(RayFeed):
@@ -321,4 +327,7 @@ def make_feed(
 
 
 def _described(tensor: Tensor | None) -> str:
-    return "none" if tensor is None else f"{tensor.dtype} {list(tensor.shape)}"
+    """The dtype and shape of a tensor, for errors."""
+    if tensor is None:
+        return "none"
+    return f"{tensor.dtype} {list(tensor.shape)}"

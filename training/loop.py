@@ -104,7 +104,13 @@ class Training(ABC):
             make = self.make_replica()
             try:
                 group = LearnerGroup(
-                    self.learner, make, config.learners, config.learner.device, config.seed, check=self.check, **placing
+                    self.learner,
+                    make,
+                    config.learners,
+                    config.learner.device,
+                    config.seed,
+                    check=self.check,
+                    **placing,
                 )
             except ValueError as error:
                 raise UserError(str(error)) from error
@@ -253,6 +259,7 @@ class Training(ABC):
         return options
 
     def _begin(self, stack: ExitStack) -> None:
+        """All that comes before the first update. What is opened is closed with the stack."""
         self.start(stack)
         # After `start`, which draws random numbers.
         if self.restored:
@@ -277,7 +284,7 @@ class Training(ABC):
         self.publish()
 
     def _loop(self, show: Callable[[Progress], None]) -> None:
-        # One update after the other, until all is learned or `check` raises.
+        """One update after the other, until all is learned or `check` raises."""
         saved = time.monotonic()
         while not self.done:
             self.check()
@@ -312,10 +319,17 @@ class Training(ABC):
             self.run.require()
 
         # Of all that the run has learned, the learner's part is the same for every kind of model.
-        parts, counters = pack_learner((updater or self.updater).state_dict())
+        updater = updater or self.updater
+        parts, counters = pack_learner(updater.state_dict())
         more_parts, more_state = self.pack(rescue)
-        state = {"learner": counters, **more_state, "rng": rng_state(), "config": to_plain(self.config)}
-        self.saved = checkpoints.save(self.place, self.step, parts | more_parts, state, self.config.keep_checkpoints)
+        state = {
+            "learner": counters,
+            **more_state,
+            "rng": rng_state(),
+            "config": to_plain(self.config),
+        }
+        keep = self.config.keep_checkpoints
+        self.saved = checkpoints.save(self.place, self.step, parts | more_parts, state, keep)
         self.saved_version = self.learner.version
 
     def pack(self, rescue: bool) -> tuple[Parts, Json]:

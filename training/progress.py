@@ -39,7 +39,11 @@ class Clock:
         """Notes the count after an update."""
         now = time.monotonic()
         self.marks.append((now, count))
-        while len(self.marks) > 2 and now - self.marks[0][0] > self.window:
+        # Two marks are kept in any case, so that one slow update has a rate.
+        while len(self.marks) > 2:
+            oldest, _ = self.marks[0]
+            if now - oldest <= self.window:
+                break
             self.marks.popleft()
 
     @property
@@ -55,6 +59,7 @@ class Clock:
         begin = time.monotonic()
         yield
         pause = time.monotonic() - begin
+        # As if all before had happened later.
         self.marks = deque((then + pause, count) for then, count in self.marks)
         self.since += pause
 

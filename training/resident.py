@@ -23,10 +23,16 @@ def require_resident(config: RunConfig) -> None:
     """Raises a ValueError or ImportError if a resident run cannot have its environment, or this machine no such run."""
     if not config.resident:
         return
-    device = resolve_device(config.learner.device if config.learners == 1 else "cpu")  # several are on a cluster
-    if config.learners == 1 and device.type == "cpu" and config.learner.device == "auto":
-        expected = "a GPU, and torch finds none here; --learner.device cpu does the same on the CPU, slowly"
-        raise ValueError(f"resident: expected {expected}")
+    # Several learners are on a cluster, which may have GPUs without one on this machine.
+    device = torch.device("cpu")
+    if config.learners == 1:
+        asked = config.learner.device
+        device = resolve_device(asked)
+        if device.type == "cpu" and asked == "auto":
+            expected = "a GPU, and torch finds none here; --learner.device cpu does the same on the CPU, slowly"
+            raise ValueError(f"resident: expected {expected}")
+
+    # One of each environment, only to find out whether it can be made.
     for env in config.environments:
         make_device(env, 1, str(device))
 
@@ -34,10 +40,20 @@ def require_resident(config: RunConfig) -> None:
 def make_pool(config: RunConfig, agent: Agent, seed: int, device: torch.device) -> ResidentActor:
     """An equal share of the run's environments for each learner, and an actor with the learner's network."""
     actors = config.actors
-    envs = make_device(config.env, actors.num_actors * actors.envs_per_actor // config.learners, str(device))
-    options: dict[str, Any] = {"task": config.env, "precision": actors.precision}
-    capture = cuda_graph if device.type == "cuda" else None
-    return ResidentActor(envs, agent, actors.unroll_length, seed, capture=capture, **options)
+    num_envs = actors.num_actors * actors.envs_per_actor
+    envs = make_device(config.env, num_envs // config.learners, str(device))
+    capture = None
+    if device.type == "cuda":
+        capture = cuda_graph
+    return ResidentActor(
+        envs,
+        agent,
+        actors.unroll_length,
+        seed,
+        task=config.env,
+        precision=actors.precision,
+        capture=capture,
+    )
 
 
 class ResidentLearner(Learner):
@@ -51,9 +67,10 @@ class ResidentLearner(Learner):
 
     def __init__(self, agent: Agent, config: RunConfig, total_steps: int, comm: Communicator, device: str) -> None:
         learning = dataclasses.replace(config.learner, device=device)
-        rows = config.unrolls_per_update * config.actors.envs_per_actor // config.learners
-        super().__init__(agent, learning, total_steps, comm, rows=rows)
-        self.pool = make_pool(config, agent, torch.initial_seed() % 2**32, self.device)
+        rows_of_batch = config.unrolls_per_update * config.actors.envs_per_actor
+        super().__init__(agent, learning, total_steps, comm, rows=rows_of_batch // config.learners)
+        seed = torch.initial_seed() % 2**32
+        self.pool = make_pool(config, agent, seed, self.device)
         self.episodes: Sequence[Episode] = []
 
     def update(self, trajectory: Trajectory | None = None, read: bool = True) -> dict[str, float]:
@@ -73,15 +90,18 @@ class GroupPool(Pool):
     """
 
     def __init__(self, group: Any, rows: int) -> None:
-        self.group, self.rows = group, rows
+        self.group = group
+        self.rows = rows
 
     def publish(self, weights: dict[str, Any], version: int) -> None:
         """Nothing: each actor has its learner's weights."""
 
     def get(self, check: Callable[[], object] = lambda: None) -> Unroll:
         """The episodes that ended in the last update."""
-        episodes, self.group.episodes = self.group.episodes, []
-        return Unroll(None, episodes, self.group.version, self.rows)
+        group = self.group
+        episodes = group.episodes
+        group.episodes = []  # so that none is read twice
+        return Unroll(None, episodes, group.version, self.rows)
 
     def status(self) -> PoolStatus:
         return PoolStatus(alive=len(self.group.members), restarts=self.group.restarts, waiting=0)

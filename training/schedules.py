@@ -14,15 +14,20 @@ def describe_jump(before: RunConfig, after: RunConfig, frames: int) -> str:
     old_rates = scheduled_rates(before, frames)
     new_rates = scheduled_rates(after, frames)
     for name in old_rates:
-        old, new = f"{old_rates[name]:.3g}", f"{new_rates[name]:.3g}"
+        # As they are shown: smaller changes are none.
+        old = f"{old_rates[name]:.3g}"
+        new = f"{new_rates[name]:.3g}"
         if old != new:
             changes.append(f"the {name} changes from {old} to {new}")
     if not changes:
         return ""
+
     line = " and ".join(changes)
-    if before.schedule_end != after.schedule_end:
-        line += f": schedules end at {quantity(after.schedule_end)} frames now, not at {quantity(before.schedule_end)}"
-        line += f"; --schedule-frames {before.schedule_end} keeps the old end"
+    old_end = before.schedule_end
+    new_end = after.schedule_end
+    if old_end != new_end:
+        line += f": schedules end at {quantity(new_end)} frames now, not at {quantity(old_end)}"
+        line += f"; --schedule-frames {old_end} keeps the old end"
     return line
 
 
@@ -30,4 +35,7 @@ def scheduled_rates(config: RunConfig, frames: int) -> dict[str, float]:
     """Learning rate and entropy cost after so many frames."""
     progress = min(1.0, frames / config.schedule_end)
     learner = config.learner
-    return {"learning rate": learner.learning_rate_at(progress), "entropy cost": learner.entropy_cost_at(progress)}
+    return {
+        "learning rate": learner.learning_rate_at(progress),
+        "entropy cost": learner.entropy_cost_at(progress),
+    }

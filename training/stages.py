@@ -25,12 +25,22 @@ def read_stage(text: str) -> Stage:
     Raises:
         ValueError: if the text has another form.
     """
-    env, _, conditions = text.rpartition(" until ")
-    found = [_CONDITION.fullmatch(condition.strip()) for condition in conditions.split(" or ")]
-    limits = {match[1]: float(match[2]) * _SIZES[match[3]] for match in found if match}
-    if not env.strip() or len(limits) < len(found):
+    before, _, after = text.rpartition(" until ")
+    env = before.strip()
+    conditions = after.split(" or ")
+    limits = {}
+    for condition in conditions:
+        match = _CONDITION.fullmatch(condition.strip())
+        if match:
+            measure, number, unit = match.groups()
+            limits[measure] = float(number) * _SIZES[unit]
+
+    # A condition that is no condition, or one of a measure that another has already, has left no limit.
+    if not env or len(limits) < len(conditions):
         expected = "'ENV until CONDITION', the conditions being correct SHARE, return SCORE or frames NUMBER, as in"
         raise ValueError(f"stages: expected {expected} 'rooms:small until correct 0.9 or frames 2M', got {text!r}")
-    if not 0 < limits.get("correct", 1.0) <= 1.0 or limits.get("frames", 1.0) <= 0:
+    share = limits.get("correct", 1.0)
+    frames = limits.get("frames", 1.0)
+    if not 0 < share <= 1 or frames <= 0:
         raise ValueError(f"stages: expected a share of correct choices in (0, 1] and frames above 0, got {text!r}")
-    return Stage(env.strip(), limits)
+    return Stage(env, limits)

@@ -85,17 +85,21 @@ def make_trials(
     # Each core with every combination of the fields that it has, as words of the command that trains it.
     variants = []
     for core in cores:
-        axes = [axis for axis in vary if _has(kind, core, axis[0])]
-        if rates and core == "compressive":
-            axes.insert(0, (f"{kind.core_field}.compression_rate", tuple(rates)))
         words = ["--core", core, *_options_of(kind, core, options)]
         if preset is not None:
             words += ["--preset", preset]
+
+        axes = [(name, values) for name, values in vary if _has(kind, core, name)]
+        if rates and core == "compressive":
+            of_rates = (f"{kind.core_field}.compression_rate", tuple(rates))
+            axes.insert(0, of_rates)
         choices = []
         for name, values in axes:
             choices.append([f"--{name}={value}" for value in values])
+
         for chosen in itertools.product(*choices):
-            variants.append(parse([*words, *chosen]))
+            variant = parse([*words, *chosen])
+            variants.append(variant)
     if len(variants) < 2:
         raise UserError("expected something to compare: several --cores or --rates, or --vary FIELD VALUE VALUE")
 
@@ -104,11 +108,17 @@ def make_trials(
     titles = label(variants)
     if len(set(data)) > 1:
         titles = [f"{title}-{learned_from}" for title, learned_from in zip(titles, data)]
+    return _with_seeds(titles, variants, seeds)
+
+
+def _with_seeds(titles: Sequence[str], variants: Sequence[Config], seeds: Sequence[int]) -> dict[str, Config]:
+    """Each variant with each seed, by the trial's name. Raises a UserError if two variants have one title."""
     trials = {}
     for seed in seeds:
         for title, variant in zip(titles, variants):
             # Names are those of folders.
-            name = re.sub(r"[^a-z0-9.]+", "-", f"{title}-seed-{seed}".lower())
+            words = f"{title}-seed-{seed}".lower()
+            name = re.sub(r"[^a-z0-9.]+", "-", words)
             trials[name] = dataclasses.replace(variant, seed=seed)
     # Two variants of one name differ in nothing that a variant can differ in.
     if len(trials) < len(variants) * len(seeds):
@@ -126,24 +136,33 @@ def _require_grid(
 ) -> None:
     """Raises a UserError for options that a sweep decides itself, values that come twice, and unknown fields."""
     for word in options:
-        if word.partition("=")[0].replace("_", "-") in OWN:
+        option, _, _ = word.partition("=")
+        if option.replace("_", "-") in OWN:
             raise UserError(f"{word}: expected options that hold for all runs; compare decides this one itself")
+
     for name, values in [("cores", cores), ("rates", rates), ("seeds", seeds), *vary]:
         if len(set(values)) < len(values):
-            raise UserError(f"{name}: expected different values, got {' '.join(map(str, values))}")
+            given = " ".join(map(str, values))
+            raise UserError(f"{name}: expected different values, got {given}")
+
     for name, values in vary:
-        known = any(_has(kind, core, name) for core in kind.cores)
-        if not values or not known or name in ("preset", "seed", "core"):
+        is_known = any(_has(kind, core, name) for core in kind.cores)
+        is_ours = name in ("preset", "seed", "core")
+        if not values or not is_known or is_ours:
             expected = "a field of the configuration other than preset, core and seed, and its values, as in "
             example = f"{kind.core_field}.compression mean max"
-            raise UserError(f"vary: expected {expected}{example}, got {' '.join((name, *values))}")
+            given = " ".join((name, *values))
+            raise UserError(f"vary: expected {expected}{example}, got {given}")
 
 
 def _data(config: Configuration) -> str:
     """What a run learns from, in one text."""
     fields = by_full_name(to_plain(config))
-    # A configuration has some of these fields, and some of those may be None.
-    values = [str(fields.get(name) or "") for name in sorted(DATA)]
+    values = []
+    for name in sorted(DATA):
+        # A configuration has some of these fields, and some of those may be None.
+        value = fields.get(name) or ""
+        values.append(str(value))
     return " ".join(values).strip()
 
 
@@ -153,10 +172,12 @@ def _has(kind: type[Configuration], core: str, name: str) -> bool:
     is_of_a_core = own != name
     if not is_of_a_core or core not in kind.cores:
         return True
-    names = {each.name for each in dataclasses.fields(kind.cores[core])}  # type: ignore[arg-type]
+
     # Configurations of Transformer-XL inherit fields about compression, which it has not.
-    compresses = core == "compressive" or not own.startswith("compress")
-    return own in names and compresses
+    if own.startswith("compress") and core != "compressive":
+        return False
+    fields = dataclasses.fields(kind.cores[core])  # type: ignore[arg-type]
+    return any(field.name == own for field in fields)
 
 
 def _options_of(kind: type[Configuration], core: str, options: Sequence[str]) -> Iterator[str]:
@@ -164,7 +185,8 @@ def _options_of(kind: type[Configuration], core: str, options: Sequence[str]) ->
     keep = True
     for word in options:
         if word.startswith("--"):
-            name = word.removeprefix("--").partition("=")[0].replace("-", "_")
+            option, _, _ = word.partition("=")
+            name = option.removeprefix("--").replace("-", "_")
             is_of_others = any(_has(kind, other, name) for other in kind.cores)
             keep = _has(kind, core, name) or not is_of_others
         # The values of an option follow it, and go with it.
@@ -179,14 +201,19 @@ def label(configs: Sequence[Configuration]) -> list[str]:
     Transformer-XL without memory is `local`.
     """
     core = configs[0].core_field
-    fields = [by_full_name(to_plain(config)) for config in configs]
-    for own in fields:
-        if own[f"{core}.name"] == "transformer-xl" and own.get(f"{core}.memory_size") == 0:
-            own[f"{core}.name"] = "local"
+    name_field = f"{core}.name"
+    fields = []
+    for config in configs:
+        own = by_full_name(to_plain(config))
+        has_no_memory = own.get(f"{core}.memory_size") == 0
+        if own[name_field] == "transformer-xl" and has_no_memory:
+            own[name_field] = "local"
+        fields.append(own)
 
     labels = []
     for own in fields:
-        own_core = own[f"{core}.name"]
+        own_core = own[name_field]
+        of_own_core = [other for other in fields if other[name_field] == own_core]
         parts = []
         for name, value in own.items():
             if name in IGNORED:
@@ -195,8 +222,9 @@ def label(configs: Sequence[Configuration]) -> list[str]:
             # A field of the core says nothing about another core.
             rivals = fields
             if name.startswith(f"{core}."):
-                rivals = [other for other in fields if other[f"{core}.name"] == own_core]
-            if any(other.get(name) != value for other in rivals):
+                rivals = of_own_core
+            differs = any(other.get(name) != value for other in rivals)
+            if differs:
                 parts.append(_difference(name, value))
         # The core alone is enough if it is the only variant with that core.
         title = own_core
@@ -208,31 +236,38 @@ def label(configs: Sequence[Configuration]) -> list[str]:
 
 def _difference(name: str, value: object) -> str:
     """A field and its value in a label, as in "rate 4"."""
-    own_name = name.rpartition(".")[2]
+    _, _, own_name = name.rpartition(".")
     shown = SHORT.get(own_name, own_name.replace("_", " "))
-    values = value if isinstance(value, list | tuple) else [value]
-    return " ".join([shown, *map(str, values)]).strip()
+    values: Sequence[object] = [value]
+    if isinstance(value, list | tuple):
+        values = value
+    words = [shown, *map(str, values)]
+    return " ".join(words).strip()
 
 
 def begin(folder: Path, trials: Mapping[str, Configuration], command: str) -> str:
     """Creates the folder of a sweep, or finds the same sweep in it; returns the command that began it."""
     configs = {config.kind: type(config) for config in trials.values()}
     plain = _plain(trials)
+    file = folder / FILE
     # The same command again resumes the sweep.
-    if (folder / FILE).is_file():
+    if file.is_file():
         old, first = read(folder, configs)
         if _plain(old) != plain:
             raise UserError(f"{folder} holds another sweep ({first}): expected a new folder, --folder DIR")
         return first
+
     # The file of the lock is there before anything else.
     folder.mkdir(parents=True, exist_ok=True)
-    if any(path.name != ".lock" for path in folder.iterdir()):
+    others = [path for path in folder.iterdir() if path.name != ".lock"]
+    if others:
         raise UserError(f"{folder} is not empty and holds no sweep: expected a new folder, --folder DIR")
-    write_json(folder / FILE, {"command": command, "trials": plain})
+    write_json(file, {"command": command, "trials": plain})
     return command
 
 
 def _plain(trials: Mapping[str, Configuration]) -> dict[str, Json]:
+    """The configurations of trials, by name, as JSON can hold them."""
     return {name: to_plain(config) for name, config in trials.items()}
 
 
@@ -245,14 +280,19 @@ def read(folder: Path, configs: Mapping[str, type[Config]]) -> tuple[dict[str, C
     if not path.is_file():
         raise UserError(f"{folder} is not a sweep: expected a folder with {FILE}, made by `compressive compare`")
     try:
-        plain = read_json(path)
-        require_schema(plain, {"trials": {str: dict}, "command": str}, "sweep")
-        # All trials of a sweep are of one kind.
-        (kind,) = {str(config.get("kind", "launch")) for config in plain["trials"].values()}
+        content = read_json(path)
+        require_schema(content, {"trials": {str: dict}, "command": str}, "sweep")
+        plain = content["trials"]
+
+        # All trials of a sweep are of one kind. Agents' runs do not name theirs.
+        kinds = {str(config.get("kind", "launch")) for config in plain.values()}
+        (kind,) = kinds
         if kind not in configs:
             raise ValueError(f"kind: expected {' or '.join(configs)}, got {kind!r}")
-        trials = {name: from_plain(configs[kind], config) for name, config in plain["trials"].items()}
-        return trials, plain["command"]
+        trials = {}
+        for name, config in plain.items():
+            trials[name] = from_plain(configs[kind], config)
+        return trials, content["command"]
     except (ValueError, KeyError, OSError) as error:
         raise UserError(f"{path}: expected a sweep as `compressive compare` writes it, got: {error}") from error
 
@@ -261,10 +301,12 @@ def is_finished(run: Run, config: Configuration) -> bool:
     """Whether a trial has been trained to its end and evaluated."""
     counter, total = config.goal
     try:
-        is_evaluated = isinstance(read_json(run.evaluation_file()), dict)
-        return is_evaluated and run.last_row().get(counter, 0) >= total
+        evaluation = read_json(run.evaluation_file())
+        last_row = run.last_row()
     except (OSError, ValueError):  # there is no evaluation, or a damaged one: the trial is evaluated again
         return False
+    is_evaluated = isinstance(evaluation, dict)
+    return is_evaluated and last_row.get(counter, 0) >= total
 
 
 def failure(run: Run) -> str | None:
@@ -272,14 +314,19 @@ def failure(run: Run) -> str | None:
     if not run.error_file.is_file():
         return None
     # In a traceback, quoted code is indented, and what was raised is not.
-    lines = run.error_file.read_text().splitlines()
-    said = [line for line in lines if line[:1].strip()]
+    said = []
+    for line in run.error_file.read_text().splitlines():
+        is_indented = not line[:1].strip()
+        if not is_indented:
+            said.append(line)
     return _one_line("\n".join(said))
 
 
 def _one_line(reason: str) -> str:
     """The last line of a reason, cut to the length of a message."""
-    lines = reason.strip().splitlines() or ["it left no reason"]
+    lines = reason.strip().splitlines()
+    if not lines:
+        return "it left no reason"
     return shorten(lines[-1], 240, placeholder=" ...")
 
 
@@ -288,20 +335,23 @@ def hyperparameters(trials: Mapping[str, Configuration]) -> dict[str, Json]:
     fields = {trial: by_full_name(plain) for trial, plain in _plain(trials).items()}
     found: dict[str, Json] = {}
     for trial, own in fields.items():
-        found[trial] = {}
+        varying: Json = {}
         for name, value in own.items():
             varies = any(other.get(name) != value for other in fields.values())
             if varies:
-                found[trial][name] = value
+                varying[name] = value
+        found[trial] = varying
     return found
 
 
 def bundles_of(config: Configuration, cpus: float, gpus: float, remote_actors: bool) -> list[dict[str, float]]:
     """The bundles of a trial's placement group: one for its own process, and one for each actor outside of it."""
     bundles = [_bundle(cpus, gpus)]
+    # Sequence models have no actors.
     if remote_actors and isinstance(config, RunConfig):
         actors = config.actors
-        bundles += [_bundle(actors.cpus, actors.gpus)] * actors.num_actors
+        bundle_of_actor = _bundle(actors.cpus, actors.gpus)
+        bundles += [bundle_of_actor] * actors.num_actors
     return bundles
 
 
@@ -334,21 +384,27 @@ def run_trials(
     from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
     # Left by a sweep that was stopped.
-    (folder / STOP).unlink(missing_ok=True)
+    stop_file = folder / STOP
+    stop_file.unlink(missing_ok=True)
     board = _Board(folder, trials, line)
     hparams = hyperparameters(trials)
     cpus = bundles[0].get("CPU", 0)
     gpus = bundles[0].get("GPU", 0)
 
     # All trials ask for room at once and get it in this order, as others end.
-    groups = {name: placement_group(bundles) for name in trials if name not in board.finished}
-    run_trial = ray.remote(num_cpus=cpus, num_gpus=gpus, max_calls=1, max_retries=0)(_run_trial)
+    groups = {}
+    for name in trials:
+        if name not in board.finished:
+            groups[name] = placement_group(bundles)
+    make_remote = ray.remote(num_cpus=cpus, num_gpus=gpus, max_calls=1, max_retries=0)
+    run_trial = make_remote(_run_trial)
+    threads = max(1, int(cpus))
 
     def start(name: str) -> ray.ObjectRef:
         """Runs a trial in a new process as soon as there is room for it."""
         place = PlacementGroupSchedulingStrategy(groups[name], 0, placement_group_capture_child_tasks=True)
         trial = run_trial.options(scheduling_strategy=place)
-        return trial.remote(folder, name, trials[name], train, max(1, int(cpus)), hparams[name])
+        return trial.remote(folder, name, trials[name], train, threads, hparams[name])
 
     tasks = {start(name): name for name in groups}
     deaths = Counter[str]()
@@ -375,12 +431,13 @@ def run_trials(
         table = placement_group_table()
         running = set()
         for name in tasks.values():
-            group = table[groups[name].id.hex()]
-            if group["state"] == "CREATED":
+            group_id = groups[name].id.hex()
+            state = table[group_id]["state"]
+            if state == "CREATED":
                 running.add(name)
-        if stop.requested and not (folder / STOP).exists():
+        if stop.requested and not stop_file.exists():
             # Those that have no room yet are not waited for. The others write a checkpoint and end.
-            (folder / STOP).touch()
+            stop_file.touch()
             tasks = {task: name for task, name in tasks.items() if name in running}
         board.show(running)
     return board.failed
@@ -398,8 +455,10 @@ def _run_trial(folder: Path, name: str, config: Configuration, train: Train, thr
     run.error_file.unlink(missing_ok=True)
     torch.set_num_threads(threads)
     try:
-        if train(config, run, stop=stop.exists, show=lambda progress: None, patience=LOCK_SECONDS):
-            write_hparams(run.path, run.last_row()["step"], hparams, _scores(run))
+        is_finished = train(config, run, stop=stop.exists, show=lambda progress: None, patience=LOCK_SECONDS)
+        if is_finished:
+            last_step = run.last_row()["step"]
+            write_hparams(run.path, last_step, hparams, _scores(run))
     except Exception:
         # The run may not have begun, and a folder without checkpoints is removed.
         run.path.mkdir(exist_ok=True)
@@ -452,21 +511,28 @@ class _Board:
             unit = "frames" if config.kind == "launch" else "tokens"
             # Shares, because runs may differ in what they learn from: frames, or steps with more or less in a batch.
             counter, total = config.goal
-            shares.append(min(1.0, row.get(counter, 0) / total))
+            share = row.get(counter, 0) / total
+            shares.append(min(1.0, share))
             if name in running:
                 rate += row.get(f"speed/{unit}_per_second", 0.0)
 
-        # What is left takes as long as what was done since this command began.
         done = sum(shares) / max(1, len(shares))
-        now = time.monotonic()
-        if self.begin is None:
-            self.begin = now, done
-        begin, done_before = self.begin
-        left = math.inf
-        if done > done_before:
-            left = (1 - done) * (now - begin) / (done - done_before)
-
+        left = self._time_left(done)
+        head = f"{len(self.finished)}/{len(self.trials)} runs  left {duration(left)}"
         fields = [f"{len(running)} running", f"{quantity(rate)} {unit}/s"]
         if self.failed:
             fields.insert(0, f"{len(self.failed)} failed")
-        self.line.show(done, f"{len(self.finished)}/{len(self.trials)} runs  left {duration(left)}", fields)
+        self.line.show(done, head, fields)
+
+    def _time_left(self, done: float) -> float:
+        """Seconds until all is done, of which a share is; infinity if none was done since this command began."""
+        now = time.monotonic()
+        if self.begin is None:
+            self.begin = (now, done)
+        begin, done_before = self.begin
+        progress = done - done_before
+        if progress <= 0:
+            return math.inf
+        # What is left goes as fast as what was done since this command began.
+        seconds_per_share = (now - begin) / progress
+        return (1 - done) * seconds_per_share

@@ -184,7 +184,10 @@ class Trainer(Training):
     def _evaluation_is_due(self, frames_before: int) -> bool:
         """Whether the update that began at so many frames passed a multiple of `evaluate_every`."""
         every = self.config.evaluate_every
-        return bool(every) and not self.done and self.frames // every > frames_before // every
+        # There is an evaluation at the end anyway.
+        if every == 0 or self.done:
+            return False
+        return self.frames // every > frames_before // every
 
     def _evaluate(self) -> dict[str, float]:
         """The metrics of an evaluation. Its time does not count as training."""
@@ -206,7 +209,9 @@ class Trainer(Training):
         )
 
     def _stop_actors(self) -> None:
-        feed, self._feed = self._feed, None
+        """Stops the actors of the present stage, if there are any."""
+        feed = self._feed
+        self._feed = None  # even if closing fails
         if feed:
             feed.close()
 
@@ -216,7 +221,8 @@ class Trainer(Training):
         saved = self.restored.parts
         # The state of other actors, or of actors elsewhere, has no meaning for these.
         before = self.restored.state["config"]
-        as_many = all(before["actors"][name] == getattr(self.config.actors, name) for name in ACTORS)
+        actors_before = before["actors"]
+        as_many = all(actors_before[name] == getattr(self.config.actors, name) for name in ACTORS)
         as_resident = before.get("resident", False) == self.config.resident
         if not saved.get("actors") or not as_many or not as_resident:
             return
@@ -275,9 +281,19 @@ class Trainer(Training):
             owner = self.remote.owner()
             if owner not in (None, self.claimed):
                 raise UserError(f"{self.place} was taken over by {owner}; this run ends with {self.saved}")
-        counters = {"episodes": self.episodes, "generation": self.generation, **self.curriculum.pack()}
-        parts = self._feed.state_dict() if self._feed and not rescue else {}
-        return {name: tensors for name, tensors in parts.items() if tensors}, counters
+        counters = {
+            "episodes": self.episodes,
+            "generation": self.generation,
+            **self.curriculum.pack(),
+        }
+
+        # Actors are not asked in a rescue: their failure may be its reason.
+        parts = {}
+        if self._feed and not rescue:
+            for name, tensors in self._feed.state_dict().items():
+                if tensors:
+                    parts[name] = tensors
+        return parts, counters
 
     def claim_url(self, new: bool) -> None:
         """Makes this process the only one that writes to the run's URL, if it has one.
@@ -307,7 +323,9 @@ class Trainer(Training):
                 return ""  # resident learners have it
             batch = concatenate_states(trajectories)
             rows = len(batch.action)
-            part = split(rows, self.learner.rows or rows)[number - version - 1]
+            # The learner may have made several updates of the batch.
+            parts = split(rows, self.learner.rows or rows)
+            part = parts[number - version - 1]
             path = self.run.not_finite_file(number)
             write_trajectory(index_state(batch, part), path)
             return f" The batch is kept in {path}"
@@ -330,10 +348,13 @@ class Trainer(Training):
     def log(self, metrics: dict[str, float]) -> None:
         # A batch can be several updates, so their number may jump over a multiple of `log_every`.
         every = self.config.log_every
-        due = self.learner.version // every > self.logged // every
-        self.logged = self.learner.version
-        if due or self.done or "evaluation/return" in metrics:
-            self.writer.write(self.learner.steps, metrics | self._attention() | self._row())
+        version = self.learner.version
+        due = version // every > self.logged // every
+        self.logged = version
+        was_evaluated = "evaluation/return" in metrics
+        if due or self.done or was_evaluated:
+            row = metrics | self._attention() | self._row()
+            self.writer.write(self.learner.steps, row)
 
     def _row(self) -> dict[str, float]:
         """What is known of episodes, speed and actors."""

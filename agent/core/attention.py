@@ -13,10 +13,13 @@ from .cache import KVCache
 
 def sinusoids(distances: Tensor, size: int) -> Tensor:
     """The sinusoidal encoding of distances [N], as in Transformer-XL: [N, size], sines first, then cosines."""
-    exponents = torch.arange(0, size, 2, dtype=torch.float64, device=distances.device) / size
-    angles = distances.to(torch.float64)[:, None] * 10000**-exponents
+    even_features = torch.arange(0, size, 2, dtype=torch.float64, device=distances.device)
+    exponents = even_features / size
+    frequencies = 10000**-exponents
+    exact_distances = distances.to(torch.float64)
+    angles = exact_distances[:, None] * frequencies  # [N, size / 2]
     encoding = torch.cat([angles.sin(), angles.cos()], dim=-1)
-    return encoding[:, :size]
+    return encoding[:, :size]  # one fewer cosine, if the size is odd
 
 
 def relative_shift(scores: Tensor) -> Tensor:
@@ -27,8 +30,11 @@ def relative_shift(scores: Tensor) -> Tensor:
     *batch, queries, slots = scores.shape
     if queries == 1:
         return scores
-    padded = F.pad(scores, (1, 0)).reshape(*batch, slots + 1, queries)
-    return padded[..., 1:, :].reshape(*batch, queries, slots)
+    # One column more, read as rows of T numbers: each row of scores then starts one number further to the left.
+    padded = F.pad(scores, (1, 0))  # [..., T, S + 1]
+    reread = padded.reshape(*batch, slots + 1, queries)
+    shifted = reread[..., 1:, :]
+    return shifted.reshape(*batch, queries, slots)
 
 
 class RelativeAttention(nn.Module):
@@ -50,8 +56,11 @@ class RelativeAttention(nn.Module):
         self.key_value = nn.Linear(model_size, 2 * model_size, bias=False)
         self.position = nn.Linear(model_size, model_size, bias=False)
         self.output = nn.Linear(model_size, model_size, bias=False)
-        self.content_bias = nn.Parameter(torch.zeros(num_heads, 1, self.head_size))  # u
-        self.position_bias = nn.Parameter(torch.zeros(num_heads, 1, self.head_size))  # v
+
+        # The biases of all queries, u and v.
+        bias_shape = (num_heads, 1, self.head_size)
+        self.content_bias = nn.Parameter(torch.zeros(bias_shape))
+        self.position_bias = nn.Parameter(torch.zeros(bias_shape))
 
     def project(self, slots: Tensor, norm: nn.LayerNorm | None = None) -> tuple[Tensor, Tensor]:
         """Keys and values, [B, H, S, K] each, of slots [B, S, D] after a norm, if there is one."""
@@ -61,13 +70,17 @@ class RelativeAttention(nn.Module):
         else:
             # The affine map of the norm is applied to the weights, so that its gradient needs no gradient of memory.
             normed = F.layer_norm(slots, norm.normalized_shape, eps=norm.eps)
-            projected = F.linear(normed, weight * norm.weight, weight @ norm.bias)
+            scaled_weight = weight * norm.weight
+            bias = weight @ norm.bias
+            projected = F.linear(normed, scaled_weight, bias)
         keys, values = projected.chunk(2, dim=-1)
         return self._by_head(keys), self._by_head(values)
 
     def project_positions(self, encoding: Tensor) -> Tensor:
         """Projects encodings of distances [S, D] to [H, K, S]; the result depends on the weights alone."""
-        by_head = self.position(encoding).unflatten(-1, (self.num_heads, self.head_size))  # [S, H, K]
+        projected = self.position(encoding)  # [S, D]
+        heads_and_features = (self.num_heads, self.head_size)
+        by_head = projected.unflatten(-1, heads_and_features)  # [S, H, K]
         return by_head.permute(1, 2, 0)
 
     def forward(
@@ -85,11 +98,12 @@ class RelativeAttention(nn.Module):
         num_steps, num_slots = mask.shape[-2:]
         keys = cache.keys[:, :, :num_slots]
         values = cache.values[:, :, :num_slots]
-        query = self._by_head(self.query(queries))
+        query = self._by_head(self.query(queries))  # [B, H, T, K]
         content_query = query + self.content_bias
+        position_query = query + self.position_bias
 
         # Heads first: positions are shared by the rows, so this is one matrix product for each head.
-        position_query = (query + self.position_bias).transpose(0, 1)
+        position_query = position_query.transpose(0, 1)  # [H, B, T, K]
         near = self._near_scores(position_query, cache, num_slots)
         far = self._far_scores(position_query, cache, num_slots)
 
@@ -100,27 +114,32 @@ class RelativeAttention(nn.Module):
             attended = self._attend_with_flex(content_query, keys, values, near, far, mask)
         else:
             positions = self._position_scores(near, far, num_slots)
-            bias = torch.add(mask, positions.transpose(0, 1), alpha=self.scale)
+            positions = positions.transpose(0, 1)  # [B, H, T, S]
+            bias = torch.add(mask, positions, alpha=self.scale)
             if in_parallel and query.is_cuda:
                 attended = F.scaled_dot_product_attention(content_query, keys, values, attn_mask=bias)
             else:
                 # On a CPU the fused kernel is slower, because it also supports queries that attend to nothing.
                 content = content_query @ keys.transpose(-1, -2)
-                weights = torch.add(bias, content, alpha=self.scale).softmax(dim=-1)
+                scores = torch.add(bias, content, alpha=self.scale)
+                weights = scores.softmax(dim=-1)
                 attended = weights @ values
-        return self.output(attended.transpose(1, 2).flatten(2)), weights
+        joined = _join_heads(attended)
+        return self.output(joined), weights
 
     def _by_head(self, flat: Tensor) -> Tensor:
         """[B, S, D] to [B, H, S, K]."""
-        return flat.unflatten(-1, (self.num_heads, self.head_size)).transpose(1, 2)
+        heads_last = flat.unflatten(-1, (self.num_heads, self.head_size))  # [B, S, H, K]
+        return heads_last.transpose(1, 2)
 
     def _near_scores(self, query: Tensor, cache: KVCache, num_slots: int) -> Tensor:
         """Scores [H, B, T, N] of queries [H, B, T, K] with the distances N - 1, ..., 1, 0.
 
         N is the number of slots; of several rings, one counts.
         """
-        distances = num_slots - cache.shared_positions
-        return _position_products(query, cache.near[..., -distances:])
+        num_distances = num_slots - cache.shared_positions
+        nearest = cache.near[..., -num_distances:]
+        return _position_products(query, nearest)
 
     def _far_scores(self, query: Tensor, cache: KVCache, num_slots: int) -> Tensor | None:
         """Scores [H, B, T, n_cm] of queries [H, B, T, K] with compressed slots; None if these count as one step each.
@@ -131,11 +150,18 @@ class RelativeAttention(nn.Module):
         if cache.far is None or cache.far_index is None:
             return None
         heads, rows, num_steps, _ = query.shape
+
+        # The queries are the last steps of the slots: where they are in the segment.
         segment_size = len(cache.far_index)
-        first_of_segment = cache.keys.shape[2] - segment_size
-        begin = num_slots - num_steps - first_of_segment
-        index = cache.far_index[begin : begin + num_steps].expand(heads, rows, -1, -1)
-        by_distance = _position_products(query, cache.far)
+        num_stored = cache.keys.shape[2]
+        before_segment = num_stored - segment_size
+        end = num_slots - before_segment
+        begin = end - num_steps
+
+        # Scores of all distances, of which each query takes those to the compressed slots.
+        by_distance = _position_products(query, cache.far)  # [H, B, T, M]
+        distances = cache.far_index[begin:end]  # [T, n_cm]
+        index = distances.expand(heads, rows, -1, -1)
         return by_distance.gather(-1, index)
 
     def _position_scores(self, near: Tensor, far: Tensor | None, num_slots: int) -> Tensor:
@@ -143,8 +169,9 @@ class RelativeAttention(nn.Module):
         positions = relative_shift(near)
         if far is not None:
             # Compressed slots come first.
-            compressed = far.shape[-1]
-            return torch.cat([far, positions[..., compressed:]], dim=-1)
+            num_compressed = far.shape[-1]
+            others = positions[..., num_compressed:]
+            return torch.cat([far, others], dim=-1)
         if positions.shape[-1] < num_slots:
             return self._for_every_ring(positions, num_slots)
         return positions
@@ -155,9 +182,11 @@ class RelativeAttention(nn.Module):
         A query sees one ring at most, so each has the positions that it would have alone: right before memory.
         """
         other_rings = self.rings - 1
-        window = (num_slots - positions.shape[-1]) // other_rings
+        missing = num_slots - positions.shape[-1]
+        window = missing // other_rings
         ring = positions[..., :window]
-        return torch.cat([ring] * other_rings + [positions], dim=-1)
+        copies = [ring] * other_rings
+        return torch.cat([*copies, positions], dim=-1)
 
     def _attend_with_flex(
         self, query: Tensor, keys: Tensor, values: Tensor, near: Tensor, far: Tensor | None, mask: Tensor
@@ -167,16 +196,24 @@ class RelativeAttention(nn.Module):
         So it makes no tensors [B, H, T, S]. The kernel exists only inside torch.compile; on a CPU it has no gradient.
         """
         num_steps, num_slots = mask.shape[-2:]
+        last_step = num_steps - 1
+        last_slot = num_slots - 1
 
         def add_position(score: Tensor, b: Tensor, h: Tensor, t: Tensor, s: Tensor) -> Tensor:
             # As in `relative_shift`. Slots in a query's future would lie beyond the end; the mask hides them.
-            shifted = s + num_steps - 1 - t
-            position = near[h, b, t, shifted.clamp(max=num_slots - 1)]
+            shifted = s + last_step - t
+            shifted = shifted.clamp(max=last_slot)
+            position = near[h, b, t, shifted]
             if far is not None:
-                compressed = far.shape[-1]
-                far_position = far[h, b, t, s.clamp(max=compressed - 1)]
-                position = torch.where(s < compressed, far_position, position)
-            return score + self.scale * position + mask[b, 0, t, s]
+                # Compressed slots come first.
+                num_compressed = far.shape[-1]
+                is_compressed = s < num_compressed
+                compressed_slot = s.clamp(max=num_compressed - 1)
+                far_position = far[h, b, t, compressed_slot]
+                position = torch.where(is_compressed, far_position, position)
+            position_score = self.scale * position
+            bias = mask[b, 0, t, s]
+            return score + position_score + bias
 
         query = query.to(keys.dtype)  # under autocast the queries are wider than the keys
         return flex_attention(query, keys, values, score_mod=add_position, scale=self.scale)
@@ -187,17 +224,25 @@ class RelativeAttention(nn.Module):
         No mask, no relative positions, no output projection; the weights receive no gradient, the slots do.
         """
         weight = self.key_value.weight.detach()
-        keys, values = F.linear(slots, weight).chunk(2, dim=-1)
+        projected = F.linear(slots, weight)
+        keys, values = projected.chunk(2, dim=-1)
         attended = F.scaled_dot_product_attention(
             self._by_head(query),
             self._by_head(keys),
             self._by_head(values),
         )
-        return attended.transpose(1, 2).flatten(2)
+        return _join_heads(attended)
+
+
+def _join_heads(by_head: Tensor) -> Tensor:
+    """[B, H, S, K] to [B, S, D], the opposite of `RelativeAttention._by_head`."""
+    heads_last = by_head.transpose(1, 2)  # [B, S, H, K]
+    return heads_last.flatten(2)
 
 
 def _position_products(query: Tensor, positions: Tensor) -> Tensor:
     """Scores [H, B, T, S] of queries [H, B, T, K] with projected positions [H, K, S]."""
     heads, rows, steps, size = query.shape
-    products = query.reshape(heads, rows * steps, size) @ positions
+    by_head = query.reshape(heads, rows * steps, size)
+    products = by_head @ positions  # [H, B T, S]
     return products.unflatten(1, (rows, steps))

@@ -68,9 +68,11 @@ class ConvolutionCompression(Compression):
 
     def compress(self, evicted: Tensor) -> Tensor:
         for convolution in self.dilated:
-            branch = F.relu(convolution(evicted.transpose(1, 2)))  # torch convolves over the last axis
+            # Torch convolves over the last axis.
+            time_last = evicted.transpose(1, 2)
+            branch = F.relu(convolution(time_last))
             evicted = evicted + branch.transpose(1, 2)
-        groups = evicted.unflatten(1, (-1, self.rate))  # [B, n_s / c, c, D]
+        groups = _in_groups(evicted, self.rate)
         return self.group(groups.flatten(2))
 
 
@@ -78,14 +80,16 @@ class MeanPooling(Compression):
     """The mean of each group."""
 
     def compress(self, evicted: Tensor) -> Tensor:
-        return evicted.unflatten(1, (-1, self.rate)).mean(dim=2)
+        groups = _in_groups(evicted, self.rate)
+        return groups.mean(dim=2)
 
 
 class MaxPooling(Compression):
     """The maximum of each group, feature by feature."""
 
     def compress(self, evicted: Tensor) -> Tensor:
-        return evicted.unflatten(1, (-1, self.rate)).amax(dim=2)
+        groups = _in_groups(evicted, self.rate)
+        return groups.amax(dim=2)
 
 
 class MostUsed(Compression):
@@ -94,15 +98,21 @@ class MostUsed(Compression):
     def forward(self, evicted: Tensor, valid: Tensor, usage: Tensor | None) -> tuple[Tensor, Tensor | None]:
         assert usage is not None
         num_evicted = usage.shape[1]
-        kept = num_evicted // self.rate
+        num_kept = num_evicted // self.rate
         ranked = usage.masked_fill(~valid, -1.0)  # usage is not negative
 
         # The newest wins a tie: invalid memories, which are the oldest, are then never between valid ones.
-        newest_first = ranked.flip(1).argsort(dim=1, descending=True, stable=True)
-        most_used = num_evicted - 1 - newest_first[:, :kept]
+        newest_first = ranked.flip(1)
+        by_usage = newest_first.argsort(dim=1, descending=True, stable=True)
+        from_newest = by_usage[:, :num_kept]
+        most_used = num_evicted - 1 - from_newest
+
+        # In temporal order, and all features of each.
         index = most_used.sort(dim=1).values
-        whole_slots = index[:, :, None].expand(-1, -1, evicted.shape[2])
-        return evicted.gather(1, whole_slots), index
+        size = evicted.shape[2]
+        whole_slots = index[:, :, None].expand(-1, -1, size)
+        slots = evicted.gather(1, whole_slots)
+        return slots, index
 
     def minimum_ages(self, sizes: LayerSizes, device: torch.device) -> Tensor:
         # The kept memories stay in order and invalid ones are the oldest: the r-th newest of a segment is valid exactly
@@ -110,15 +120,24 @@ class MostUsed(Compression):
         newer_slots = torch.arange(sizes.compressed - 1, -1, -1, device=device)
         kept = sizes.segment // sizes.rate
         newer_segments = newer_slots // kept
-        return newer_segments * sizes.segment + newer_slots % kept + sizes.memory + 1
+        newer_in_segment = newer_slots % kept
+        evicted_since = newer_segments * sizes.segment
+        return evicted_since + newer_in_segment + sizes.memory + 1
 
     def slot_ages(self, sizes: LayerSizes, device: torch.device, source: Tensor | None) -> Tensor:
         assert source is not None
         newer_slots = torch.arange(sizes.compressed - 1, -1, -1, device=device)
         kept = sizes.segment // sizes.rate
         newer_segments = newer_slots // kept
-        age = (newer_segments + 1) * sizes.segment + sizes.memory - source
+        # `source` counts from the oldest of the segment.
+        age_of_oldest = (newer_segments + 1) * sizes.segment + sizes.memory
+        age = age_of_oldest - source
         return torch.stack([age, age], dim=-1)
+
+
+def _in_groups(evicted: Tensor, rate: int) -> Tensor:
+    """Groups of consecutive memories: [B, n_s, D] to [B, n_s / c, c, D]."""
+    return evicted.unflatten(1, (-1, rate))
 
 
 COMPRESSIONS: dict[str, Callable[[int, int], Compression]] = {
@@ -136,10 +155,13 @@ def autoencoding_loss(decoder: nn.Module, rate: int, evicted: Tensor, compressed
     `decoder` maps each slot of `compressed` [B, n_s / c, D] to a group of memories. `evicted` [B, n_s, D] receives no
     gradient; its invalid memories, see `valid` [B, n_s], are zeros.
     """
-    groups = decoder(compressed).unflatten(-1, (rate, -1))  # [B, n_s / c, c, D]
-    decoded = groups.flatten(1, 2)
-    error = F.mse_loss(decoded, evicted.detach(), reduction="none").mean(dim=2)
-    return Mean((error * valid).sum(), valid.sum())
+    flat_groups = decoder(compressed)  # [B, n_s / c, c D]
+    groups = flat_groups.unflatten(-1, (rate, -1))
+    decoded = groups.flatten(1, 2)  # [B, n_s, D]
+    squared_error = F.mse_loss(decoded, evicted.detach(), reduction="none")
+    error = squared_error.mean(dim=2)
+    total = (error * valid).sum()
+    return Mean(total, valid.sum())
 
 
 def attention_loss(
@@ -171,9 +193,11 @@ def attention_loss(
     reconstruction = attention.reconstruct(query, compressed)
 
     # Autocast computes mse_loss in float32, unlike a difference.
-    error = F.mse_loss(reconstruction, target, reduction="none").mean(dim=(1, 2))
+    squared_error = F.mse_loss(reconstruction, target, reduction="none")
+    error = squared_error.mean(dim=(1, 2))  # [B]
     present = valid.any(dim=1)
-    return Mean((error * present).sum(), present.sum())
+    total = (error * present).sum()
+    return Mean(total, present.sum())
 
 
 def _without_gradient(norm: nn.LayerNorm) -> Callable[[Tensor], Tensor]:

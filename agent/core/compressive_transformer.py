@@ -72,10 +72,12 @@ class Layer(TransformerLayer[LayerState]):
         self.compression: Compression | None = None
         self.decoder: nn.Module | None = None
         if sizes.compressed:
-            self.compression = COMPRESSIONS[config.compression](config.model_size, sizes.rate)
+            size = config.model_size
+            make_compression = COMPRESSIONS[config.compression]
+            self.compression = make_compression(size, sizes.rate)
             if config.compression_loss == "autoencoding":
                 # A transposed convolution with kernel = stride = c: the mirror of the convolution.
-                self.decoder = nn.Linear(config.model_size, sizes.rate * config.model_size)
+                self.decoder = nn.Linear(size, sizes.rate * size)
 
     def minimum_ages(self, offset: int, device: torch.device) -> Tensor:
         """See `TransformerLayer`; the slots are [compressed | memory | segment up to `offset`]."""
@@ -87,25 +89,38 @@ class Layer(TransformerLayer[LayerState]):
 
     def make_cache(self, offset: int, encoding: Tensor, older: Tensor, memory: Tensor, segment: Tensor) -> KVCache:
         """See `TransformerLayer`; the older slots are the compressed ones [B, n_cm, D]."""
-        slots = torch.cat([older, memory, segment[:, :offset]], dim=1)
+        filled_segment = segment[:, :offset]
+        slots = torch.cat([older, memory, filled_segment], dim=1)
         keys, values = self.project(slots)
+
         # Room for the rest of the segment. Padding also makes them contiguous: or each step's product would copy them.
         empty = self.sizes.segment - offset
         keys = F.pad(keys, (0, 0, 0, empty))
         values = F.pad(values, (0, 0, 0, empty))
-        near = self.attention.project_positions(encoding[-self.sizes.slots :])
+        newest = encoding[-self.sizes.slots :]
+        near = self.attention.project_positions(newest)
 
         # A compressed slot counts as one position, unless it counts as the c steps in it.
         far = None
         far_index = None
         if self.config.compressed_position == "time" and self.sizes.compressed:
-            n_s, n_m, n_cm, rate = self.sizes
-            distances = torch.arange(n_s + n_m + rate * n_cm, device=memory.device)
-            far_encoding = sinusoids(distances, self.config.model_size).to(memory)
-            far = self.attention.project_positions(far_encoding)
-            from_segment_start = n_m + rate * torch.arange(n_cm, 0, -1, device=memory.device)
-            far_index = distances[:n_s, None] + from_segment_start
+            far, far_index = self._far_positions(like=memory)
         return KVCache(keys, values, near, far, far_index)
+
+    def _far_positions(self, like: Tensor) -> tuple[Tensor, Tensor]:
+        """`far` and `far_index` of the cache: the positions of compressed slots that count as c steps each."""
+        n_s, n_m, n_cm, rate = self.sizes
+        num_distances = n_s + n_m + rate * n_cm
+        distances = torch.arange(num_distances, device=like.device)
+        encoding = sinusoids(distances, self.config.model_size)
+        far = self.attention.project_positions(encoding.to(like))
+
+        # From each step of the segment: first to the segment's start, and from there to the oldest step of a slot.
+        to_segment_start = distances[:n_s, None]
+        slots_from_newest = torch.arange(n_cm, 0, -1, device=like.device)
+        from_segment_start = n_m + rate * slots_from_newest
+        far_index = to_segment_start + from_segment_start  # [n_s, n_cm]
+        return far, far_index
 
     def needs_weights(self, state: LayerState) -> bool:
         """Most-used compression measures the usage of memories."""
@@ -114,9 +129,12 @@ class Layer(TransformerLayer[LayerState]):
     def observe(self, x: Tensor, state: LayerState, weights: Tensor, mask: Tensor) -> LayerState:
         """Adds the attention that memory and segment receive, a mean over heads, to their usage."""
         assert state.usage is not None
-        weights = F.pad(weights, (0, self.sizes.slots - weights.shape[-1]))
-        received = weights.detach().mean(dim=1).sum(dim=1)
-        return state._replace(usage=state.usage + received[:, self.sizes.compressed :])
+        empty = self.sizes.slots - weights.shape[-1]  # of the segment, after the steps
+        by_slot = F.pad(weights, (0, empty)).detach()  # [B, H, T, S]
+        mean_of_heads = by_slot.mean(dim=1)
+        received = mean_of_heads.sum(dim=1)  # [B, S]
+        by_memory_and_segment = received[:, self.sizes.compressed :]
+        return state._replace(usage=state.usage + by_memory_and_segment)
 
     def update_memory(self, state: LayerState, age: Tensor, keep_cache: bool) -> LayerState:
         """A full segment enters memory; the memories that no longer fit are compressed (Algorithm 1, lines 8 to 11).
@@ -127,7 +145,7 @@ class Layer(TransformerLayer[LayerState]):
         n_m = self.sizes.memory
 
         # Lines 8 and 10: the oldest n_s steps of memory and segment are evicted, the newest n_m are memory.
-        both = torch.cat([state.memory, state.segment], dim=1)
+        both = torch.cat([state.memory, state.segment], dim=1)  # [B, n_m + n_s, D]
         evicted, memory = both.split([n_s, n_m], dim=1)
         # Contiguous: a view would keep the dropped slots in memory, and compiled code would see another layout.
         state = state._replace(memory=memory.contiguous())
@@ -138,11 +156,14 @@ class Layer(TransformerLayer[LayerState]):
 
         if state.usage is not None:
             # The new segment was not attended to so far.
-            usage = F.pad(state.usage[:, n_s:], (0, n_s))
+            usage_of_memory = state.usage[:, n_s:]
+            usage = F.pad(usage_of_memory, (0, n_s))
             state = state._replace(usage=usage)
         if keep_cache:
-            state = state._replace(cache=self._updated_cache(state.cache, state.compressed))
-        return state._replace(segment=torch.zeros_like(state.segment))
+            cache = self._updated_cache(state.cache, state.compressed)
+            state = state._replace(cache=cache)
+        empty_segment = torch.zeros_like(state.segment)
+        return state._replace(segment=empty_segment)
 
     def _compress(self, compression: Compression, evicted: Tensor, state: LayerState, age: Tensor) -> LayerState:
         """The state after the evicted memories [B, n_s, D] were compressed, and its oldest compressed slots dropped.
@@ -156,47 +177,61 @@ class Layer(TransformerLayer[LayerState]):
         if loss_kind != "bptt":
             evicted = evicted.detach()
         # Memories that precede an episode start are zeroed.
-        ages = torch.arange(n_m + n_s, n_m, -1, device=evicted.device)
-        valid = age[:, None] >= ages
+        ages = torch.arange(n_m + n_s, n_m, -1, device=evicted.device)  # [n_s]
+        valid = age[:, None] >= ages  # [B, n_s]
         evicted = evicted * valid[:, :, None]
 
         # Line 9.
         usage = None
         if state.usage is not None:
-            usage = state.usage[:, :n_s] / ages  # a mean over the steps that could attend to a memory
+            usage_of_evicted = state.usage[:, :n_s]
+            usage = usage_of_evicted / ages  # a mean over the steps that could attend to a memory
         new, source = compression(evicted, valid, usage)
 
+        # Algorithm 2, or its alternative. Actors need no losses.
         losses = state.losses
-        if torch.is_grad_enabled() and loss_kind == "attention":
+        is_learning = torch.is_grad_enabled()
+        if is_learning and loss_kind == "attention":
             loss = attention_loss(self.attention, self.input_norm, state.segment, evicted, new, valid)
             losses = (*losses, loss)
-        elif torch.is_grad_enabled() and self.decoder is not None:
+        elif is_learning and self.decoder is not None:
             loss = autoencoding_loss(self.decoder, rate, evicted, new, valid)
             losses = (*losses, loss)
 
-        # Line 11.
+        # Line 11. Contiguous for the same reasons as memory.
         if loss_kind != "bptt":
             new = new.detach()
-        compressed = torch.cat([state.compressed, new], dim=1)[:, -n_cm:]
-        state = state._replace(compressed=compressed.contiguous(), losses=losses)
+        compressed = torch.cat([state.compressed, new], dim=1)
+        newest = compressed[:, -n_cm:].contiguous()
+        state = state._replace(compressed=newest, losses=losses)
         if state.source is not None and source is not None:
-            source = torch.cat([state.source, source], dim=1)[:, -n_cm:]
-            state = state._replace(source=source.contiguous())
+            # Most-used compression also remembers which of the memories it kept.
+            sources = torch.cat([state.source, source], dim=1)
+            newest_sources = sources[:, -n_cm:].contiguous()
+            state = state._replace(source=newest_sources)
         return state
 
     def _updated_cache(self, cache: KVCache, compressed: Tensor) -> KVCache:
         """The cache after a full segment entered memory: only the new ones of the compressed slots are projected."""
         n_s, n_m, n_cm, rate = self.sizes
-        added = min(n_s // rate, n_cm)
-        new_keys, new_values = self.project(compressed[:, n_cm - added :])
+        num_added = min(n_s // rate, n_cm)
+        num_kept = n_cm - num_added
+        added = compressed[:, num_kept:]
+        new_keys, new_values = self.project(added)
+
+        # Memory moves by n_s slots: the segment follows it in the cache.
+        first_kept = n_cm + n_s
+        end = first_kept + n_m
 
         def update(old: Tensor, new: Tensor) -> Tensor:
-            still_compressed = old[:, :, added:n_cm]
-            memory = old[:, :, n_cm + n_s : n_cm + n_s + n_m]
+            still_compressed = old[:, :, num_added:n_cm]
+            memory = old[:, :, first_kept:end]
             filled = torch.cat([still_compressed, new, memory], dim=2)
             return F.pad(filled, (0, 0, 0, n_s))  # an empty segment follows
 
-        return cache.replaced(update(cache.keys, new_keys), update(cache.values, new_values))
+        keys = update(cache.keys, new_keys)
+        values = update(cache.values, new_values)
+        return cache.replaced(keys, values)
 
 
 class CompressiveTransformer(Transformer[CompressiveState, LayerState]):
@@ -232,22 +267,31 @@ class CompressiveTransformer(Transformer[CompressiveState, LayerState]):
         """Zero slots, none of which belongs to an episode, at offset 0."""
         zeros = next(self.parameters()).new_zeros
         model_size = self.config.model_size
-        sizes = [layer.sizes for layer in self.layers]
+        any_compressed = any(layer.sizes.compressed for layer in self.layers)
+        measures_usage = self.config.compression == "most-used" and any_compressed
 
-        usage: tuple[Tensor, ...] = ()
-        source: tuple[Tensor, ...] = ()
-        if self.config.compression == "most-used" and any(each.compressed for each in sizes):
-            usage = tuple(zeros(batch_size, each.memory + each.segment) for each in sizes)
-            source = tuple(zeros(batch_size, each.compressed, dtype=torch.int64) for each in sizes)
+        segment: list[Tensor] = []
+        memory: list[Tensor] = []
+        compressed: list[Tensor] = []
+        usage: list[Tensor] = []
+        source: list[Tensor] = []
+        for layer in self.layers:
+            n_s, n_m, n_cm, _ = layer.sizes
+            segment.append(zeros(batch_size, n_s, model_size))
+            memory.append(zeros(batch_size, n_m, model_size))
+            compressed.append(zeros(batch_size, n_cm, model_size))
+            if measures_usage:
+                usage.append(zeros(batch_size, n_m + n_s))
+                source.append(zeros(batch_size, n_cm, dtype=torch.int64))
 
         return CompressiveState(
-            segment=tuple(zeros(batch_size, each.segment, model_size) for each in sizes),
-            memory=tuple(zeros(batch_size, each.memory, model_size) for each in sizes),
-            compressed=tuple(zeros(batch_size, each.compressed, model_size) for each in sizes),
+            segment=tuple(segment),
+            memory=tuple(memory),
+            compressed=tuple(compressed),
             age=zeros(batch_size, dtype=torch.int64),
             offset=0,
-            usage=usage,
-            source=source,
+            usage=tuple(usage),
+            source=tuple(source),
         )
 
     def older_slots(self, state: CompressiveState) -> tuple[Tensor, ...]:
@@ -259,20 +303,27 @@ class CompressiveTransformer(Transformer[CompressiveState, LayerState]):
         assert state.cache is not None
         layer_states = []
         for index in range(len(self.layers)):
-            layer_states.append(
-                LayerState(
-                    segment=state.segment[index],
-                    memory=state.memory[index],
-                    compressed=state.compressed[index],
-                    usage=state.usage[index] if state.usage else None,
-                    source=state.source[index] if state.source else None,
-                    cache=state.cache[index],
-                )
+            usage = None
+            source = None
+            if state.usage:
+                usage = state.usage[index]
+                source = state.source[index]
+            layer_state = LayerState(
+                segment=state.segment[index],
+                memory=state.memory[index],
+                compressed=state.compressed[index],
+                usage=usage,
+                source=source,
+                cache=state.cache[index],
             )
+            layer_states.append(layer_state)
         return layer_states
 
     def join(self, layer_states: list[LayerState], age: Tensor, offset: int, cached: bool) -> CompressiveState:
         """See `Transformer`."""
+        cache = None
+        if cached:
+            cache = tuple(layer.cache for layer in layer_states)
         return CompressiveState(
             segment=tuple(layer.segment for layer in layer_states),
             memory=tuple(layer.memory for layer in layer_states),
@@ -281,7 +332,7 @@ class CompressiveTransformer(Transformer[CompressiveState, LayerState]):
             offset=offset,
             usage=tuple(layer.usage for layer in layer_states if layer.usage is not None),
             source=tuple(layer.source for layer in layer_states if layer.source is not None),
-            cache=tuple(layer.cache for layer in layer_states) if cached else None,
+            cache=cache,
         )
 
     def losses(self, layer_states: list[LayerState]) -> dict[str, Mean]:
@@ -289,9 +340,10 @@ class CompressiveTransformer(Transformer[CompressiveState, LayerState]):
         losses = {}
         for index, layer in enumerate(layer_states):
             if layer.losses:
-                total = torch.stack([loss.total for loss in layer.losses])
-                count = torch.stack([loss.count for loss in layer.losses])
-                losses[f"compression/layer_{index}"] = Mean(total, count)
+                totals = [loss.total for loss in layer.losses]
+                counts = [loss.count for loss in layer.losses]
+                mean = Mean(torch.stack(totals), torch.stack(counts))
+                losses[f"compression/layer_{index}"] = mean
         return losses
 
     def slot_ages(self, layer: int, state: CompressiveState) -> Tensor:
@@ -303,9 +355,15 @@ class CompressiveTransformer(Transformer[CompressiveState, LayerState]):
 
         # Slots of memory and segment hold one step.
         recent = torch.arange(sizes.memory, -sizes.segment, -1, device=device)
-        ages = torch.stack([recent, recent], dim=-1).expand(rows, -1, -1)
+        oldest_and_newest = torch.stack([recent, recent], dim=-1)  # [n_m + n_s, 2]
+        ages = oldest_and_newest.expand(rows, -1, -1)
         if compression is not None:
-            source = state.source[layer] if state.source else None
+            source = None
+            if state.source:
+                source = state.source[layer]
             compressed = compression.slot_ages(sizes, device, source)
-            ages = torch.cat([compressed.expand(rows, -1, -1), ages], dim=1)
+            compressed = compressed.expand(rows, -1, -1)
+            ages = torch.cat([compressed, ages], dim=1)
+
+        # Ages were those at the first step of the segment.
         return ages + state.offset

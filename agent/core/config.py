@@ -70,7 +70,9 @@ class RoutedSizes(NamedTuple):
     @property
     def reach(self) -> int | None:
         """Steps before the segment that every step sees; None if there are clusters, whose members do not age."""
-        return None if self.window else self.memory
+        if self.window:
+            return None
+        return self.memory
 
 
 @dataclass(frozen=True)
@@ -157,10 +159,11 @@ class CompressiveTransformerConfig(TransformerConfig):
         memory = self.by_layer("memory_size")
         compressed = self.by_layer("compressed_size")
         rate = self.by_layer("compression_rate")
-        return tuple(
-            LayerSizes(self.segment_size, memory[layer], compressed[layer], rate[layer])
-            for layer in range(self.num_layers)
-        )
+        sizes = []
+        for layer in range(self.num_layers):
+            sizes_of_layer = LayerSizes(self.segment_size, memory[layer], compressed[layer], rate[layer])
+            sizes.append(sizes_of_layer)
+        return tuple(sizes)
 
 
 @dataclass(frozen=True)
@@ -177,7 +180,10 @@ class TransformerXLConfig(CompressiveTransformerConfig):
         for name in ("compressed_size", "compression", "compression_loss", "compression_rate", "compressed_position"):
             default = getattr(TransformerXLConfig, name)
             value = getattr(self, name)
-            values = value if isinstance(value, tuple | list) else [value]
+            # One number for all layers, or one for each.
+            values = [value]
+            if isinstance(value, tuple | list):
+                values = list(value)
             if any(each != default for each in values):
                 expected = f"{default!r} for Transformer-XL, which compresses nothing"
                 raise ValueError(f"{name}: expected {expected}, got {value!r}")

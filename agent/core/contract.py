@@ -21,7 +21,9 @@ class Mean(NamedTuple):
     @property
     def value(self) -> Tensor:
         """The scalar loss over the rows of this call: the mean of the N means. A mean without terms is 0."""
-        return (self.total / self.count.clamp(min=1)).mean()
+        terms = self.count.clamp(min=1)
+        means = self.total / terms
+        return means.mean()
 
 
 class CoreOutput(NamedTuple):
@@ -83,26 +85,30 @@ def check_call(inputs: Tensor, reset: Tensor, state: State, model_size: int, kin
     """
     # The inputs.
     has_steps = inputs.ndim == 3 and inputs.shape[1] > 0
-    if not has_steps or inputs.shape[2] != model_size or not inputs.is_floating_point():
-        raise ValueError(f"inputs: expected floats [B, T >= 1, {model_size}], got {inputs.dtype} {list(inputs.shape)}")
+    has_features = has_steps and inputs.shape[2] == model_size
+    if not has_features or not inputs.is_floating_point():
+        got = f"{inputs.dtype} {list(inputs.shape)}"
+        raise ValueError(f"inputs: expected floats [B, T >= 1, {model_size}], got {got}")
 
     # The resets are those of the same rows and steps.
     device = inputs.device
     shape = inputs.shape[:2]
-    if reset.shape != shape or reset.dtype != torch.bool or reset.device != device:
+    same_steps = reset.shape == shape
+    if not same_steps or reset.dtype != torch.bool or reset.device != device:
         got = f"{reset.dtype} {list(reset.shape)} on {reset.device}"
         raise ValueError(f"reset: expected torch.bool {list(shape)} on {device}, got {got}")
 
     # The state is that of this core and of the same rows.
     if not isinstance(state, kind):
         raise ValueError(f"state: expected {kind.__name__}, got {type(state).__name__}")
+    batch_size = len(inputs)
     for leaf in leaves(state):
         wrong_dtype = leaf.is_floating_point() and leaf.dtype != inputs.dtype
         if wrong_dtype and torch.is_autocast_enabled(device.type):
             wrong_dtype = False  # a cache may have another precision than the inputs
-        if wrong_dtype or len(leaf) != len(inputs) or leaf.device != device:
+        if wrong_dtype or len(leaf) != batch_size or leaf.device != device:
             got = f"{leaf.dtype} with batch size {len(leaf)} on {leaf.device}"
-            raise ValueError(f"state: expected {inputs.dtype} with batch size {len(inputs)} on {device}, got {got}")
+            raise ValueError(f"state: expected {inputs.dtype} with batch size {batch_size} on {device}, got {got}")
 
 
 def finite(tensor: Tensor) -> Tensor:

@@ -25,14 +25,18 @@ class Range(NamedTuple):
     below: bool = False
 
     def __contains__(self, value: Any) -> bool:
-        above_least = value > self.least if self.above else value >= self.least
-        below_most = value < self.most if self.below else value <= self.most
-        return above_least and below_most
+        if value == self.least:
+            return not self.above
+        if value == self.most:
+            return not self.below
+        return self.least < value < self.most
 
     def expected(self, value: float) -> str:
         """The limits in words, for a value outside them."""
         if isinstance(self.most, int):
-            return f"at most {self.most}" if value > self.most else f"{self.least} or more"
+            if value > self.most:
+                return f"at most {self.most}"
+            return f"{self.least} or more"
         if math.isfinite(self.most):
             opening = "(" if self.above else "["
             closing = ")" if self.below else "]"
@@ -81,35 +85,61 @@ def _expected(value: Any, kind: Any) -> str:
     origin = typing.get_origin(kind)
     parts = typing.get_args(kind)
     if origin in (types.UnionType, typing.Union):
-        each = [_expected(value, part) for part in parts]
-        return "" if "" in each else " or ".join(each)
+        return _expected_of_any(value, parts)
     if origin is Annotated:
         return _expected_in_range(value, parts[0], parts[1:])
     if origin is Literal:
-        return "" if value in parts else f"one of {', '.join(map(str, parts))}"
+        return _expected_choice(value, parts)
     if origin is tuple:
         return _expected_items(value, parts[0])
-
     if kind in (int, float):
-        # A bool is no number here, but an integer may stand for a float.
-        if type(value) not in (int, kind):
-            return _WORDS[kind]
-        if kind is float and not abs(value) <= _LARGEST:
-            return "a finite number"
-        return ""
+        return _expected_number(value, kind)
+
     if not isinstance(value, kind):
         return _WORDS.get(kind, kind.__name__)
-    if isinstance(value, str | Path) and re.search(r"[\0\ud800-\udfff]", str(value)):
-        return f"{_WORDS[kind]} in UTF-8 without NUL"
+    if isinstance(value, str | Path):
+        # A file name must not contain NUL, and lone surrogates have no UTF-8.
+        unwanted = re.search(r"[\0\ud800-\udfff]", str(value))
+        if unwanted:
+            return f"{_WORDS[kind]} in UTF-8 without NUL"
+    return ""
+
+
+def _expected_of_any(value: Any, kinds: tuple[Any, ...]) -> str:
+    """`_expected` for a value that may be of any of several types."""
+    each = [_expected(value, kind) for kind in kinds]
+    if "" in each:
+        return ""
+    return " or ".join(each)
+
+
+def _expected_choice(value: Any, choices: tuple[Any, ...]) -> str:
+    """`_expected` for one of the choices."""
+    if value in choices:
+        return ""
+    names = [str(choice) for choice in choices]
+    return f"one of {', '.join(names)}"
+
+
+def _expected_number(value: Any, kind: type[int] | type[float]) -> str:
+    """`_expected` for an integer or a float."""
+    # A bool is no number here, but an integer may stand for a float.
+    if type(value) not in (int, kind):
+        return _WORDS[kind]
+    # Written so that NaN is refused, too.
+    is_finite = abs(value) <= _LARGEST
+    if kind is float and not is_finite:
+        return "a finite number"
     return ""
 
 
 def _expected_in_range(value: Any, kind: Any, annotations: tuple[Any, ...]) -> str:
     """`_expected` for a type with annotations, some of which may be limits."""
-    if type(value) in (int, float):
-        for limits in annotations:
-            if isinstance(limits, Range) and value not in limits:
-                return limits.expected(value)
+    is_number = type(value) in (int, float)
+    for limits in annotations:
+        has_limits = is_number and isinstance(limits, Range)
+        if has_limits and value not in limits:
+            return limits.expected(value)
     return _expected(value, kind)
 
 

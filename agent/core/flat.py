@@ -23,16 +23,21 @@ class FlatCore(nn.Module):
     def __init__(self, core: Core) -> None:
         super().__init__()
         self.core = core
-        self.state_size = 1 + sum(leaf.numel() for leaf in leaves(core.initial_state(1)))
+        first = core.initial_state(1)
+        numbers = sum(leaf.numel() for leaf in leaves(first))
+        self.state_size = numbers + 1
 
     def initial_state(self, batch_size: int) -> Tensor:
         """Zeros [B, state_size]."""
-        return next(self.core.parameters()).new_zeros(batch_size, self.state_size)
+        weight = next(self.core.parameters())
+        return weight.new_zeros(batch_size, self.state_size)
 
     def counts(self, state: Tensor) -> Tensor:
         """The last column, int64, where rows of zeros have taken the count of the others."""
         counts = state[:, -1].long()
-        return torch.where(counts == 0, counts.max().clamp(min=1), counts)
+        count_of_others = counts.max().clamp(min=1)
+        is_new = counts == 0
+        return torch.where(is_new, count_of_others, counts)
 
     def forward(self, inputs: Tensor, reset: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
         """See the class.
@@ -50,15 +55,20 @@ class FlatCore(nn.Module):
         features = []
         states = []
         for count in counts.unique().tolist():
-            rows = (counts == count).nonzero()[:, 0]
+            has_count = counts == count
+            rows = has_count.nonzero()[:, 0]
             nested = self._unflatten(state[rows], offset=count - 1)
             output = self.core(inputs[rows], reset[rows], nested)
+
+            # The features carry the core's losses to the backward pass.
             with_losses = output.features
             for loss in output.losses.values():
                 with_losses = _Attach.apply(with_losses, loss.value)
+            next_state = self._flatten(output.state, len(rows))
+
             row_groups.append(rows)
             features.append(with_losses)
-            states.append(self._flatten(output.state, len(rows)))
+            states.append(next_state)
 
         joined_features = torch.cat(features)
         joined_states = torch.cat(states)
@@ -72,22 +82,30 @@ class FlatCore(nn.Module):
     def _flatten(self, state: State, batch_size: int) -> Tensor:
         """The state as [B, state_size]: its differences from the first state, and the count."""
         like = self.initial_state(batch_size)
+        first_state = self.core.initial_state(1)
         columns = []
-        for leaf, first in zip(leaves(state), leaves(self.core.initial_state(1))):
+        for leaf, first in zip(leaves(state), leaves(first_state)):
             difference = leaf - first  # so that zeros are the first state
-            columns.append(difference.reshape(batch_size, -1).to(like))
+            flat = difference.reshape(batch_size, -1)
+            columns.append(flat.to(like))
+
+        # Cores without segments have no offset.
         count = getattr(state, "offset", 0) + 1
-        columns.append(torch.full_like(like[:, :1], count))
+        count_column = torch.full_like(like[:, :1], count)
+        columns.append(count_column)
         return torch.cat(columns, dim=1)
 
     def _unflatten(self, flat: Tensor, offset: int) -> State:
         """The opposite of `_flatten`."""
         first = self.core.initial_state(1)
         sizes = [leaf.numel() for leaf in leaves(first)]
-        columns = iter(flat.split([*sizes, 1], dim=1))
+        parts = flat.split([*sizes, 1], dim=1)
+        columns = iter(parts)
 
         def restore(leaf: Tensor) -> Tensor:
-            difference = next(columns).reshape(len(flat), *leaf.shape[1:])
+            # `map_state` visits the leaves in the order of the columns.
+            column = next(columns)
+            difference = column.reshape(len(flat), *leaf.shape[1:])
             return difference.to(leaf.dtype) + leaf
 
         state = map_state(restore, first)

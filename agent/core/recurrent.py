@@ -41,15 +41,18 @@ class Recurrent(Core, Generic[StateT]):
     def initial_state(self, batch_size: int) -> StateT:
         """Zeros."""
         weight = next(self.parameters())
+        size = self.config.model_size
         layers = range(self.config.num_layers)
-        zeros = tuple(weight.new_zeros(batch_size, self.config.model_size) for _ in layers)
+        zeros = tuple(weight.new_zeros(batch_size, size) for _ in layers)
+        # A call changes no state, so the fields may share the zeros.
         fields = dict.fromkeys(self.state_type._fields, zeros)
         return self.state_type(**fields)
 
     def check(self, inputs: Tensor, reset: Tensor, state: StateT) -> None:
         """Checks the arguments of a call and the sizes of the state; raises ValueError."""
-        check_call(inputs, reset, state, self.config.model_size, self.state_type)
-        expected = [self.config.model_size] * self.config.num_layers
+        size = self.config.model_size
+        check_call(inputs, reset, state, size, self.state_type)
+        expected = [size] * self.config.num_layers
         for field in state:
             sizes = [layer.shape[1] for layer in field]
             if sizes != expected:
@@ -84,16 +87,21 @@ class StepByStep(Recurrent[StateT]):
     def forward(self, inputs: Tensor, reset: Tensor, state: StateT, return_attention: bool = False) -> CoreOutput:
         """See `Core`."""
         self.check(inputs, reset, state)
-        keep = (~reset).to(inputs.dtype)[:, :, None].unbind(dim=1)  # 0 where a row's state is forgotten
+        keep = (~reset).to(inputs.dtype)  # 0 where a row's state is forgotten
+        keep_by_step = keep[:, :, None].unbind(dim=1)  # [B, 1] each
         stream = finite(inputs)
         after = []
         for index, cell in enumerate(self.cells):
-            layer_state = [finite(field[index]) for field in state]
-            projected = F.linear(stream, cell.weight_ih, cell.bias_ih)  # of all steps at once
+            before = [field[index] for field in state]
+            layer_state = [finite(part) for part in before]
+
+            # What depends on the inputs alone, of all steps at once.
+            projected = F.linear(stream, cell.weight_ih, cell.bias_ih)
+            projected_by_step = projected.unbind(dim=1)
 
             # The steps of this layer.
             outputs = []
-            for step, keep_step in zip(projected.unbind(dim=1), keep):
+            for step, keep_step in zip(projected_by_step, keep_by_step):
                 kept = [part * keep_step for part in layer_state]
                 layer_state = self.step(cell, step, kept)
                 outputs.append(layer_state[0])
@@ -107,7 +115,9 @@ class StepByStep(Recurrent[StateT]):
         fields = {}
         for number, name in enumerate(self.state_type._fields):
             fields[name] = tuple(layer_state[number] for layer_state in after)
-        return CoreOutput(mark_broken(stream, inputs), self.state_type(**fields), {})
+        next_state = self.state_type(**fields)
+        features = mark_broken(stream, inputs)
+        return CoreOutput(features, next_state, losses={})
 
 
 class LSTM(StepByStep[LSTMState]):
@@ -121,9 +131,14 @@ class LSTM(StepByStep[LSTMState]):
     def step(self, cell: nn.LSTMCell | nn.GRUCell, projected: Tensor, before: Sequence[Tensor]) -> list[Tensor]:
         """See `StepByStep`; the fields are the hidden state and the cell."""
         hidden, memory = before
-        gates = projected + F.linear(hidden, cell.weight_hh, cell.bias_hh)
+        projected_hidden = F.linear(hidden, cell.weight_hh, cell.bias_hh)
+        gates = projected + projected_hidden  # [B, 4 D], in torch's order
         write, keep, candidate, read = gates.chunk(4, dim=-1)
-        memory = keep.sigmoid() * memory + write.sigmoid() * candidate.tanh()
+
+        # What is kept, what is written, and what is read of both.
+        kept = keep.sigmoid() * memory
+        written = write.sigmoid() * candidate.tanh()
+        memory = kept + written
         hidden = read.sigmoid() * memory.tanh()
         return [hidden, memory]
 
@@ -139,14 +154,17 @@ class GRU(StepByStep[GRUState]):
     def step(self, cell: nn.LSTMCell | nn.GRUCell, projected: Tensor, before: Sequence[Tensor]) -> list[Tensor]:
         """See `StepByStep`; the only field is the hidden state."""
         (hidden,) = before
-        projected_hidden = F.linear(hidden, cell.weight_hh, cell.bias_hh)
+        projected_hidden = F.linear(hidden, cell.weight_hh, cell.bias_hh)  # [B, 3 D], in torch's order
         reset_h, keep_h, candidate_h = projected_hidden.chunk(3, dim=-1)
         reset_x, keep_x, candidate_x = projected.chunk(3, dim=-1)
-        reset = (reset_h + reset_x).sigmoid()
-        keep = (keep_h + keep_x).sigmoid()
-        candidate = (candidate_x + reset * candidate_h).tanh()
+
+        reset = torch.sigmoid(reset_h + reset_x)
+        keep = torch.sigmoid(keep_h + keep_x)
+        candidate = torch.tanh(candidate_x + reset * candidate_h)
         # Not torch.lerp: under autocast the candidate may be narrower.
-        return [candidate + keep * (hidden - candidate)]
+        difference = hidden - candidate
+        mixed = candidate + keep * difference
+        return [mixed]
 
 
 class MinGRU(Recurrent[GRUState]):
@@ -164,8 +182,9 @@ class MinGRU(Recurrent[GRUState]):
         size = config.model_size
         self.recurrences = nn.ModuleList()
         for _ in range(config.num_layers):
+            norm = nn.LayerNorm(size)
             gate_and_candidate = nn.Linear(size, 2 * size)
-            self.recurrences.append(nn.Sequential(nn.LayerNorm(size), gate_and_candidate))
+            self.recurrences.append(nn.Sequential(norm, gate_and_candidate))
         self.blocks = _mlp_blocks(config)
         self.final_norm = nn.LayerNorm(size)
 
@@ -174,17 +193,25 @@ class MinGRU(Recurrent[GRUState]):
         self.check(inputs, reset, state)
         stream = finite(inputs)
         after = []
-        for recurrence, block, before in zip(self.recurrences, self.blocks, state.hidden):
-            # The recurrence, for all steps at once. A reset forgets: its decay is 0.
-            gate, candidate = recurrence(stream).to(before.dtype).chunk(2, dim=-1)
+        layers = zip(self.recurrences, self.blocks, state.hidden)
+        for recurrence, block, before in layers:
+            # Gate and candidate of all steps at once. Under autocast they may be narrower than the state.
+            projected = recurrence(stream).to(before.dtype)  # [B, T, 2 D]
+            gate, candidate = projected.chunk(2, dim=-1)
             update = gate.sigmoid()
-            decay = (1 - update) * ~reset[:, :, None]
-            hidden = linear_recurrence(decay, update * candidate, finite(before))
+
+            # A reset forgets: its decay is 0.
+            keep = ~reset[:, :, None]
+            decay = (1 - update) * keep
+            written = update * candidate
+            hidden = linear_recurrence(decay, written, finite(before))
             stream = stream + hidden
-            after.append(hidden[:, -1].contiguous())  # a view would keep all steps in memory
+            last = hidden[:, -1].contiguous()  # a view would keep all steps in memory
+            after.append(last)
 
             stream = stream + block(stream)
-        return CoreOutput(mark_broken(self.final_norm(stream), inputs), GRUState(tuple(after)), {})
+        features = mark_broken(self.final_norm(stream), inputs)
+        return CoreOutput(features, GRUState(tuple(after)), losses={})
 
 
 def linear_recurrence(decay: Tensor, inputs: Tensor, before: Tensor) -> Tensor:
@@ -196,28 +223,37 @@ def linear_recurrence(decay: Tensor, inputs: Tensor, before: Tensor) -> Tensor:
     # The first step is composed with what was before.
     a = decay
     first = inputs[:, :1] + decay[:, :1] * before[:, None]
-    b = torch.cat([first, inputs[:, 1:]], dim=1)
+    others = inputs[:, 1:]
+    b = torch.cat([first, others], dim=1)
 
+    num_steps = inputs.shape[1]
     span = 1
-    while span < inputs.shape[1]:
+    while span < num_steps:
         # Each result covers `span` steps: it is composed with the result that ends before these.
-        composed_b = b[:, span:] + a[:, span:] * b[:, :-span]
+        later_b = b[:, span:]
+        remembered = a[:, span:] * b[:, :-span]
+        composed_b = later_b + remembered
         composed_a = a[:, span:] * a[:, :-span]
-        b = torch.cat([b[:, :span], composed_b], dim=1)
-        a = torch.cat([a[:, :span], composed_a], dim=1)
+
+        # The first results already reach back to the first step.
+        complete_b = b[:, :span]
+        complete_a = a[:, :span]
+        b = torch.cat([complete_b, composed_b], dim=1)
+        a = torch.cat([complete_a, composed_a], dim=1)
         span *= 2
     return b
 
 
 def _mlp_blocks(config: MemorylessConfig) -> nn.ModuleList:
     """The transformer's pre-norm MLP sub-layers without the residual sum."""
+    size = config.model_size
     blocks = nn.ModuleList()
     for _ in range(config.num_layers):
         block = nn.Sequential(
-            nn.LayerNorm(config.model_size),
-            nn.Linear(config.model_size, config.mlp_size),
+            nn.LayerNorm(size),
+            nn.Linear(size, config.mlp_size),
             nn.ReLU(),
-            nn.Linear(config.mlp_size, config.model_size),
+            nn.Linear(config.mlp_size, size),
         )
         blocks.append(block)
     return blocks
@@ -242,4 +278,5 @@ class Memoryless(Recurrent[MemorylessState]):
         stream = finite(inputs)
         for block in self.blocks:
             stream = stream + block(stream)
-        return CoreOutput(mark_broken(self.final_norm(stream), inputs), state, {})
+        features = mark_broken(self.final_norm(stream), inputs)
+        return CoreOutput(features, state, losses={})

@@ -88,9 +88,11 @@ class Router(nn.Module):
         x = x.detach()
         groups = len(self.centroids)
         if x.dim() == 4:
-            weight = projection.weight.unflatten(0, (groups, -1))
+            # Each group projects slots of its own, with its rows of the weight.
+            weight = projection.weight.unflatten(0, (groups, -1))  # [G, R, D]
             return unit(x @ weight.mT)
-        by_group = projection(x).unflatten(-1, (groups, -1))  # [B, S, G, R]
+        projected = projection(x)  # [B, S, G R]
+        by_group = projected.unflatten(-1, (groups, -1))  # [B, S, G, R]
         return unit(by_group.transpose(1, 2))
 
     @torch.no_grad()
@@ -107,23 +109,30 @@ class Router(nn.Module):
         """
         groups, clusters, _ = self.centroids.shape
         with full_precision(x), torch.no_grad():
+            # The vectors of all queries and keys, and the cluster that each belongs to.
             of_queries = self.vectors(x, self.query)
             of_keys = self.vectors(x, self.key)
-            vectors = torch.cat([of_queries, of_keys], dim=2)
-            cosines = vectors @ unit(self.centroids).transpose(-1, -2)
+            vectors = torch.cat([of_queries, of_keys], dim=2)  # [B, G, 2 T, R]
+            centroids = unit(self.centroids)
+            cosines = vectors @ centroids.transpose(-1, -2)  # [B, G, 2 T, k]
             nearest = cosines.argmax(dim=-1)
-            member = nearest[..., None] == torch.arange(clusters, device=x.device)  # [B, G, 2 T, k]
-            count = member.sum(dim=(0, 2))
+            member = one_hot(nearest, clusters)  # [B, G, 2 T, k]
+
+            # Number and sum of the vectors of each cluster.
+            count = member.sum(dim=(0, 2))  # [G, k]
             sums = torch.einsum("bgsk,bgsr->gkr", member.to(vectors), vectors)
 
         # Over the vectors x of a cluster, the sum of |c - x|^2 is count |c|^2 - 2 c sum(x) + count, for |x| = 1.
         with full_precision(x):
             square = self.centroids.square().sum(dim=-1)
-            product = (self.centroids * sums).sum(dim=-1)
+            products = self.centroids * sums
+            product = products.sum(dim=-1)
             distances = count * (square + 1) - 2 * product
 
         # `Mean` divides by the number of entries, which a sum over centroids does not.
-        return Mean(distances.flatten() / 2 * (groups * clusters), count.flatten())
+        num_centroids = groups * clusters
+        total = distances.flatten() / 2 * num_centroids
+        return Mean(total, count.flatten())
 
     def loss(self, x: Tensor, routed: Tensor, recent: Tensor, weights: Tensor, mask: Tensor) -> Mean:
         """Cross-entropy between attention and the choice of a slot by cluster: one sum and one count.
@@ -143,18 +152,34 @@ class Router(nn.Module):
         """
         # The probabilities of each cluster, [B, G, T, k] and [B, G, k w + S, k].
         query_cosines = self(x, self.query)
-        key_cosines = torch.cat([self(routed, self.key), self(recent, self.key)], dim=2)
+        routed_cosines = self(routed, self.key)
+        recent_cosines = self(recent, self.key)
+        key_cosines = torch.cat([routed_cosines, recent_cosines], dim=2)
         query = (query_cosines / TEMPERATURE).softmax(dim=-1)
         key = (key_cosines / TEMPERATURE).softmax(dim=-1)
 
         with full_precision(x):
-            log_together = (query @ key.transpose(-1, -2)).clamp(min=1e-9).log()
-            log_seen = (log_together + mask.to(log_together)).logsumexp(dim=-1, keepdim=True)
+            # The probability that a query and a slot are in one cluster, [B, G, T, k w + S].
+            together = query @ key.transpose(-1, -2)
+            log_together = together.clamp(min=1e-9).log()
+
+            # Its sum over the slots that the query sees. ELSEWHERE stands for all that it does not see.
+            masked = log_together + mask.to(log_together)
+            log_seen = masked.logsumexp(dim=-1, keepdim=True)
             log_every = (log_seen.exp() + ELSEWHERE).log()
+
+            # The cross-entropy of the quotient, with the attention as its target.
             weights = weights.to(log_together)
-            total = (weights * (log_every - log_together)).sum()
-        queries = weights[..., 0].numel()
-        return Mean(total[None], weights.new_full((1,), queries))
+            cross_entropy = weights * (log_every - log_together)
+            total = cross_entropy.sum()
+        num_queries = weights[..., 0].numel()
+        count = weights.new_full((1,), num_queries)
+        return Mean(total[None], count)
+
+
+def one_hot(index: Tensor, size: int) -> Tensor:
+    """Whether an index [...] is 0, 1, ..., size - 1: [..., size] bool."""
+    return index[..., None] == torch.arange(size, device=index.device)
 
 
 def full_precision(x: Tensor) -> torch.autocast:
@@ -166,7 +191,8 @@ def full_precision(x: Tensor) -> torch.autocast:
 def unit(vectors: Tensor) -> Tensor:
     """Layer norm without scale and bias, then divided by the root of the size: of length 1 (section 4.1)."""
     size = vectors.shape[-1]
-    return F.layer_norm(vectors, (size,)) * size**-0.5
+    normed = F.layer_norm(vectors, (size,))
+    return normed * size**-0.5
 
 
 class RoutedLayer(TransformerLayer[RoutedLayerState]):
@@ -182,7 +208,7 @@ class RoutedLayer(TransformerLayer[RoutedLayerState]):
             self.router = Router(config.model_size, config.num_heads, sizes.groups, sizes.clusters)
 
     @property
-    def filed(self) -> int:
+    def num_filed(self) -> int:
         """Number of routed slots of a group, k w."""
         return self.sizes.clusters * self.sizes.window
 
@@ -193,42 +219,61 @@ class RoutedLayer(TransformerLayer[RoutedLayerState]):
 
     def make_cache(self, offset: int, encoding: Tensor, older: Tensor, memory: Tensor, segment: Tensor) -> KVCache:
         """See `TransformerLayer`; the older slots are the routed ones [B, G, k, w, D]."""
-        recent = torch.cat([memory, segment[:, :offset]], dim=1)
+        filled_segment = segment[:, :offset]
+        recent = torch.cat([memory, filled_segment], dim=1)
         recent_keys, recent_values = self.project(recent)
-        routed_keys, routed_values = self.project(older.flatten(1, 3))
+        routed = older.flatten(1, 3)  # [B, G k w, D]
+        routed_keys, routed_values = self.project(routed)
+
+        # Room for the rest of the segment.
+        empty = self.sizes.segment - offset
 
         def join(routed: Tensor, recent: Tensor) -> Tensor:
-            filled = torch.cat([self._own_group(routed), recent], dim=2)
-            return F.pad(filled, (0, 0, 0, self.sizes.segment - offset))
+            own = self._own_group(routed)
+            filled = torch.cat([own, recent], dim=2)
+            return F.pad(filled, (0, 0, 0, empty))
 
         keys = join(routed_keys, recent_keys)
         values = join(routed_values, recent_values)
+
         # One ring stands before memory: see `RelativeAttention`.
-        distances = self.sizes.window + self.sizes.memory + self.sizes.segment
-        near = self.attention.project_positions(encoding[-distances:])
+        sizes = self.sizes
+        num_distances = sizes.window + sizes.memory + sizes.segment
+        newest = encoding[-num_distances:]
+        near = self.attention.project_positions(newest)
         return KVCache(keys, values, near, far=None, far_index=None)
 
     def _own_group(self, projected: Tensor) -> Tensor:
         """Of keys or values [B, H, G k w, K], those of each head's own group: [B, H, k w, K]."""
         groups = self.sizes.groups
         heads_by_group = projected.unflatten(1, (groups, -1))  # [B, G, H / G, G k w, K]
-        slots_by_group = heads_by_group.unflatten(3, (groups, self.filed))  # [B, G, H / G, G, k w, K]
+        slots_by_group = heads_by_group.unflatten(3, (groups, self.num_filed))  # [B, G, H / G, G, k w, K]
         own = slots_by_group.diagonal(dim1=1, dim2=3)  # [B, H / G, k w, K, G]
-        return own.movedim(-1, 1).flatten(1, 2)
+        groups_first = own.movedim(-1, 1)  # [B, G, H / G, k w, K]
+        return groups_first.flatten(1, 2)
 
     def attention_mask(self, x: Tensor, state: RoutedLayerState, common: Tensor, steps: Steps) -> Tensor:
         """A step sees the slots of its episode in the cluster that is nearest to it."""
         if self.router is None:
             return common
+        # The steps' clusters, and the slots of the episode that the state remembers.
         cluster = self.router.nearest(x, self.router.query)
-        in_cluster = cluster[..., None] == torch.arange(self.sizes.clusters, device=x.device)  # [B, G, T, k]
-        of_episode = state.routed_age + steps.offset <= steps.age[:, None, None, None]  # [B, G, k, w]
-        seen = (in_cluster[..., None] & of_episode[:, :, None]).flatten(3)  # [B, G, T, k w]
-        seen = seen & steps.unbroken[:, None, :, None]
+        in_cluster = one_hot(cluster, self.sizes.clusters)  # [B, G, T, k]
+        slot_age = state.routed_age + steps.offset  # before the first of the steps
+        episode_age = steps.age[:, None, None, None]
+        of_episode = slot_age <= episode_age  # [B, G, k, w]
+
+        # A step sees a slot if both are true, and no reset is between them.
+        both = in_cluster[..., None] & of_episode[:, :, None]  # [B, G, T, k, w]
+        unbroken = steps.unbroken[:, None, :, None]
+        seen = both.flatten(3) & unbroken  # [B, G, T, k w]
         if self.sizes.groups > 1:
-            seen = seen.repeat_interleave(self.heads_of_group, dim=1)
+            seen = seen.repeat_interleave(self.heads_of_group, dim=1)  # [B, H, T, k w]
+
+        # The other slots are seen as in any transformer, alike by all heads.
         routed = additive_mask(seen, like=common)
-        recent = common.expand(-1, seen.shape[1], -1, -1)
+        num_masks = seen.shape[1]
+        recent = common.expand(-1, num_masks, -1, -1)
         return torch.cat([routed, recent], dim=-1)
 
     def needs_weights(self, state: RoutedLayerState) -> bool:
@@ -239,15 +284,21 @@ class RoutedLayer(TransformerLayer[RoutedLayerState]):
         """Adds the losses of the router, whose teacher is the attention."""
         assert self.router is not None
         groups = self.sizes.groups
-        routed = state.routed.flatten(2, 3)
-        num_recent = mask.shape[-1] - self.filed
-        recent = torch.cat([state.memory, state.segment], dim=1)[:, :num_recent]
+
+        # The slots that the steps could see: not those of the segment after them.
+        routed = state.routed.flatten(2, 3)  # [B, G, k w, D]
+        num_recent = mask.shape[-1] - self.num_filed
+        recent = torch.cat([state.memory, state.segment], dim=1)
+        recent = recent[:, :num_recent]
 
         # The heads of a group share a mask; if there is one group, all heads do.
         heads_of_mask = max(1, mask.shape[1] // groups)
         mask = mask[:, ::heads_of_mask]
+
+        # A mean over the heads of each group, [B, G, T, S].
         squares = weights.detach().square()
-        weights = squares.unflatten(1, (groups, -1)).mean(dim=2)
+        by_group = squares.unflatten(1, (groups, -1))
+        weights = by_group.mean(dim=2)
         losses = {
             "routing": self.router.centroid_loss(x),
             "router": self.router.loss(x, routed, recent, weights, mask),
@@ -258,12 +309,15 @@ class RoutedLayer(TransformerLayer[RoutedLayerState]):
         """See `TransformerLayer`: heads see the routed slots of their group, the state has those of all groups."""
         if self.sizes.groups == 1 or self.router is None:
             return weights
-        routed = weights[..., : self.filed]
-        recent = weights[..., self.filed :]
+        routed = weights[..., : self.num_filed]
+        recent = weights[..., self.num_filed :]
+        # 1 for the group of a head, 0 for the others.
         own = torch.eye(self.sizes.groups, dtype=weights.dtype, device=weights.device)
-        own = own.repeat_interleave(self.heads_of_group, dim=0)[:, None, :, None]  # [H, 1, G, 1]
-        by_group = (routed[:, :, :, None] * own).flatten(3)  # [B, H, T, G k w]
-        return torch.cat([by_group, recent], dim=-1)
+        own_of_head = own.repeat_interleave(self.heads_of_group, dim=0)  # [H, G]
+        own_of_head = own_of_head[:, None, :, None]
+        by_group = routed[:, :, :, None] * own_of_head  # [B, H, T, G, k w]
+        all_routed = by_group.flatten(3)
+        return torch.cat([all_routed, recent], dim=-1)
 
     def update_memory(self, state: RoutedLayerState, age: Tensor, keep_cache: bool) -> RoutedLayerState:
         """A full segment enters memory; the memories that no longer fit are filed, each in its key's cluster."""
@@ -277,30 +331,38 @@ class RoutedLayer(TransformerLayer[RoutedLayerState]):
         else:
             cluster = self.router.nearest(evicted, self.router.key)
             source, routed_age = self._file(cluster, state.routed_age)
-            new = evicted[:, None].expand(-1, self.sizes.groups, -1, -1)
-            pool = torch.cat([state.routed.flatten(2, 3), new], dim=2)
-            routed = take(pool, source).unflatten(2, (self.sizes.clusters, self.sizes.window))
+
+            # Each group has the choice of what it has filed and of the evicted steps.
+            filed = state.routed.flatten(2, 3)  # [B, G, k w, D]
+            new = evicted[:, None].expand(-1, self.sizes.groups, -1, -1)  # [B, G, n_s, D]
+            pool = torch.cat([filed, new], dim=2)
+            taken = take(pool, source)
+            routed = taken.unflatten(2, (self.sizes.clusters, self.sizes.window))
             state = state._replace(routed=routed, routed_age=routed_age)
 
         if keep_cache:
-            state = state._replace(cache=self._updated_cache(state.cache, source))
+            cache = self._updated_cache(state.cache, source)
+            state = state._replace(cache=cache)
         memory = both[:, n_s:].contiguous()  # a view would keep the evicted steps
-        return state._replace(segment=torch.zeros_like(state.segment), memory=memory)
+        empty_segment = torch.zeros_like(state.segment)
+        return state._replace(segment=empty_segment, memory=memory)
 
     def _updated_cache(self, cache: KVCache, source: Tensor) -> KVCache:
         """The cache after a full segment entered memory; for `source` see `_file`. Nothing is projected anew."""
         n_s = self.sizes.segment
-        by_head = source.repeat_interleave(self.heads_of_group, dim=1)
-        first_kept = self.filed + n_s
+        by_head = source.repeat_interleave(self.heads_of_group, dim=1)  # [B, H, k w]
+        first_kept = self.num_filed + n_s
+        end = first_kept + self.sizes.memory
 
         def update(old: Tensor) -> Tensor:
             routed = take(old, by_head)
-            memory = old[:, :, first_kept : first_kept + self.sizes.memory]
-            # An empty segment follows.
+            memory = old[:, :, first_kept:end]
             filled = torch.cat([routed, memory], dim=2)
-            return F.pad(filled, (0, 0, 0, n_s))
+            return F.pad(filled, (0, 0, 0, n_s))  # an empty segment follows
 
-        return cache.replaced(update(cache.keys), update(cache.values))
+        keys = update(cache.keys)
+        values = update(cache.values)
+        return cache.replaced(keys, values)
 
     def _file(self, cluster: Tensor, ages: Tensor) -> tuple[Tensor, Tensor]:
         """Appends n_s steps, of the clusters [B, G, n_s], to the rings, and drops the oldest members.
@@ -308,31 +370,49 @@ class RoutedLayer(TransformerLayer[RoutedLayerState]):
         Returns the places [B, G, k w] of what the rings hold then in [rings | steps], and its ages [B, G, k, w].
         """
         n_s, n_m, _, clusters, window = self.sizes
+        batch, groups = ages.shape[:2]
+
+        # The steps of each cluster: first its members, oldest first, then the steps that are none.
         numbers = torch.arange(clusters, device=ages.device)
-        member = cluster[:, :, None] == numbers[:, None]  # [B, G, k, n_s]
-        members_first = member.logical_not().to(torch.uint8).argsort(dim=-1, stable=True)  # then oldest first
+        numbers = numbers[:, None]  # [k, 1]
+        member = cluster[:, :, None] == numbers  # [B, G, k, n_s]
+        is_other = member.logical_not().to(torch.uint8)
+        members_first = is_other.argsort(dim=-1, stable=True)
 
         # A ring holds the last w of the list of its old and its new members: `place` is where in that list.
         num_new = member.sum(dim=-1, keepdim=True)
-        place = num_new + torch.arange(window, device=ages.device)
+        place_in_ring = torch.arange(window, device=ages.device)
+        place = num_new + place_in_ring  # [B, G, k, w]
+        is_old = place < window
+
+        # Old members are found in the cluster's ring, new ones behind all rings.
+        first_of_ring = window * numbers
+        old = place + first_of_ring
         number_of_new = (place - window).clamp(min=0, max=n_s - 1)
-        new = members_first.gather(-1, number_of_new) + clusters * window
-        old = place + window * numbers[:, None]
-        source = torch.where(place < window, old, new).flatten(2)
+        step_of_new = members_first.gather(-1, number_of_new)
+        new = step_of_new + clusters * window
+        source = torch.where(is_old, old, new)
+        source = source.flatten(2)  # [B, G, k w]
 
         # Ages at the first step of the next segment.
+        ages_of_old = ages.flatten(2) + n_s
         ages_of_new = torch.arange(n_m + n_s, n_m, -1, device=ages.device)
-        ages_of_new = ages_of_new.expand(*ages.shape[:2], -1)
-        all_ages = torch.cat([ages.flatten(2) + n_s, ages_of_new], dim=-1)
-        return source, all_ages.gather(-1, source).view_as(ages)
+        ages_of_new = ages_of_new.expand(batch, groups, -1)
+        all_ages = torch.cat([ages_of_old, ages_of_new], dim=-1)
+        new_ages = all_ages.gather(-1, source)
+        return source, new_ages.view_as(ages)
 
 
 def take(pool: Tensor, index: Tensor) -> Tensor:
     """Rows of `pool` [B, N, S, D] at `index` [B, N, J]: [B, N, J, D]. Copies whole rows, unlike a gather."""
     batch, lists, slots, size = pool.shape
-    numbers = torch.arange(batch * lists, device=index.device).view(batch, lists, 1)
-    flat_index = (index + numbers * slots).flatten()
-    return pool.flatten(0, 2).index_select(0, flat_index).view(*index.shape, size)
+    # All lists are laid end to end, so an index counts from the start of its list.
+    list_numbers = torch.arange(batch * lists, device=index.device)
+    list_numbers = list_numbers.view(batch, lists, 1)
+    flat_index = index + list_numbers * slots
+    rows = pool.flatten(0, 2)  # [B N S, D]
+    taken = rows.index_select(0, flat_index.flatten())
+    return taken.view(*index.shape, size)
 
 
 class RoutingTransformer(Transformer[RoutingState, RoutedLayerState]):
@@ -364,13 +444,23 @@ class RoutingTransformer(Transformer[RoutingState, RoutedLayerState]):
         """Zero slots, none of which belongs to an episode, at offset 0."""
         zeros = next(self.parameters()).new_zeros
         model_size = self.config.model_size
-        sizes = [layer.sizes for layer in self.layers]
-        rings = [(batch_size, each.groups, each.clusters, each.window) for each in sizes]
+        segment: list[Tensor] = []
+        memory: list[Tensor] = []
+        routed: list[Tensor] = []
+        routed_age: list[Tensor] = []
+        for layer in self.layers:
+            sizes = layer.sizes
+            rings = (batch_size, sizes.groups, sizes.clusters, sizes.window)
+            segment.append(zeros(batch_size, sizes.segment, model_size))
+            memory.append(zeros(batch_size, sizes.memory, model_size))
+            routed.append(zeros(*rings, model_size))
+            # Older than the row's episode, whose age is 0.
+            routed_age.append(1 + zeros(rings, dtype=torch.int64))
         return RoutingState(
-            segment=tuple(zeros(batch_size, each.segment, model_size) for each in sizes),
-            memory=tuple(zeros(batch_size, each.memory, model_size) for each in sizes),
-            routed=tuple(zeros(*shape, model_size) for shape in rings),
-            routed_age=tuple(1 + zeros(shape, dtype=torch.int64) for shape in rings),
+            segment=tuple(segment),
+            memory=tuple(memory),
+            routed=tuple(routed),
+            routed_age=tuple(routed_age),
             age=zeros(batch_size, dtype=torch.int64),
             offset=0,
         )
@@ -397,6 +487,9 @@ class RoutingTransformer(Transformer[RoutingState, RoutedLayerState]):
 
     def join(self, layer_states: list[RoutedLayerState], age: Tensor, offset: int, cached: bool) -> RoutingState:
         """See `Transformer`."""
+        cache = None
+        if cached:
+            cache = tuple(layer.cache for layer in layer_states)
         return RoutingState(
             segment=tuple(layer.segment for layer in layer_states),
             memory=tuple(layer.memory for layer in layer_states),
@@ -404,7 +497,7 @@ class RoutingTransformer(Transformer[RoutingState, RoutedLayerState]):
             routed_age=tuple(layer.routed_age for layer in layer_states),
             age=age,
             offset=offset,
-            cache=tuple(layer.cache for layer in layer_states) if cached else None,
+            cache=cache,
         )
 
     def losses(self, layer_states: list[RoutedLayerState]) -> dict[str, Mean]:
@@ -414,16 +507,23 @@ class RoutingTransformer(Transformer[RoutingState, RoutedLayerState]):
             if not layer.losses:
                 continue
             for name in ("routing", "router"):
-                total = torch.stack([part[name].total for part in layer.losses]).sum(dim=0)
-                count = torch.stack([part[name].count for part in layer.losses]).sum(dim=0)
+                # A sum over the parts of the call, [N] each.
+                totals = [part[name].total for part in layer.losses]
+                counts = [part[name].count for part in layer.losses]
+                total = torch.stack(totals).sum(dim=0)
+                count = torch.stack(counts).sum(dim=0)
                 losses[f"{name}/layer_{index}"] = Mean(total, count)
         return losses
 
     def slot_ages(self, layer: int, state: RoutingState) -> Tensor:
         """See `Transformer`; a slot holds one step."""
         sizes = self.layers[layer].sizes
-        routed = state.routed_age[layer].flatten(1)
+        routed = state.routed_age[layer].flatten(1)  # [B, G k w]
+        rows = len(routed)
         recent = torch.arange(sizes.memory, -sizes.segment, -1, device=routed.device)
-        recent = recent.expand(len(routed), -1)
-        ages = torch.cat([routed, recent], dim=1) + state.offset
+        recent = recent.expand(rows, -1)
+
+        # Ages at the first step of the segment, then at the next step.
+        ages_at_start = torch.cat([routed, recent], dim=1)
+        ages = ages_at_start + state.offset
         return torch.stack([ages, ages], dim=-1)

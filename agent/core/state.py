@@ -27,9 +27,14 @@ def map_state(function: Callable[..., Any], *states: State) -> State:
     first = states[0]
 
     # What the batch shares must be equal, and is returned as it is.
-    shared = [state for state in states if state is None or isinstance(state, int)]
+    shared = []
+    for state in states:
+        if state is None or isinstance(state, int):
+            shared.append(state)
     if shared:
-        if len(shared) < len(states) or len(set(shared)) > 1:
+        in_all = len(shared) == len(states)
+        different = set(shared)
+        if not in_all or len(different) > 1:
             raise ValueError(f"states: expected one offset into the segment, and a cache in all or none, got {shared}")
         return first
 
@@ -38,9 +43,11 @@ def map_state(function: Callable[..., Any], *states: State) -> State:
     if isinstance(first, KVCache):
         return first.map(function, *states[1:])
     if isinstance(first, tuple):
+        # Field by field: the parts are those of all states.
         children = []
         for parts in zip(*states, strict=True):
-            children.append(map_state(function, *parts))
+            child = map_state(function, *parts)
+            children.append(child)
         return _like(first, children)
     raise TypeError(f"state: expected tensors, ints, None, KVCache and tuples of them, got {type(first).__name__}")
 
@@ -51,14 +58,18 @@ def restore_state(nest: Any, like: State) -> State:
     Raises:
         ValueError: if structure or shapes differ from those of `like`.
     """
-    if isinstance(like, tuple) and isinstance(nest, tuple) and len(nest) == len(like):
-        children = [restore_state(part, like_part) for part, like_part in zip(nest, like)]
-        return _like(like, children)
-    if isinstance(like, Tensor) and isinstance(nest, Tensor) and nest.shape == like.shape:
-        return nest.to(like.device)
-    if not isinstance(like, tuple | Tensor) and type(nest) is type(like):
+    if isinstance(like, tuple):
+        if isinstance(nest, tuple) and len(nest) == len(like):
+            children = [restore_state(part, like_part) for part, like_part in zip(nest, like)]
+            return _like(like, children)
+    elif isinstance(like, Tensor):
+        if isinstance(nest, Tensor) and nest.shape == like.shape:
+            return nest.to(like.device)
+    elif type(nest) is type(like):
+        # An offset, or None.
         return nest
-    raise ValueError(f"state: expected {_describe(like)}, got {_describe(nest)}")
+    expected = _describe(like)
+    raise ValueError(f"state: expected {expected}, got {_describe(nest)}")
 
 
 def _describe(nest: Any) -> str:
@@ -110,4 +121,7 @@ def state_to(state: State, device: torch.device | str) -> State:
 
 def state_bytes(state: State) -> int:
     """Size of the state in bytes, over the whole batch."""
-    return sum(leaf.numel() * leaf.element_size() for leaf in leaves(state))
+    size = 0
+    for leaf in leaves(state):
+        size += leaf.numel() * leaf.element_size()
+    return size

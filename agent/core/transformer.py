@@ -93,7 +93,9 @@ class Steps(NamedTuple):
     def age_after(self) -> Tensor:
         """[B] int64, steps of the row's episode up to and including the last of them."""
         # The last step sees exactly the steps of its own episode, itself among them.
-        of_these = self.own[:, -1].sum(dim=1)
+        seen_by_last = self.own[:, -1]
+        of_these = seen_by_last.sum(dim=1)
+        # Earlier steps count if no reset is between them and the last step.
         of_earlier = self.age * self.unbroken[:, -1]
         return of_these + of_earlier
 
@@ -101,8 +103,10 @@ class Steps(NamedTuple):
 def locate(reset: Tensor, age: Tensor, offset: int) -> Steps:
     """The steps with the resets [B, T], given the age [B] of each row's episode before the first of them."""
     episode = reset.long().cumsum(dim=1)  # 0 is the episode that the state remembers
+    unbroken = episode == 0
     same_episode = episode[:, :, None] == episode[:, None, :]
-    return Steps(offset, age, unbroken=episode == 0, own=same_episode.tril())
+    own = same_episode.tril()  # and not later
+    return Steps(offset, age, unbroken, own)
 
 
 def additive_mask(seen: Tensor, like: Tensor) -> Tensor:
@@ -110,7 +114,8 @@ def additive_mask(seen: Tensor, like: Tensor) -> Tensor:
 
     Added to scores: unlike a selection, a sum costs nothing in the backward pass.
     """
-    return like.new_full(seen.shape, -torch.inf).masked_fill(seen, 0.0)
+    hidden = like.new_full(seen.shape, -torch.inf)
+    return hidden.masked_fill(seen, 0.0)
 
 
 class GRUGate(nn.Module):
@@ -125,13 +130,19 @@ class GRUGate(nn.Module):
 
     def forward(self, stream: Tensor, branch: Tensor) -> Tensor:
         """Joins the output of a sub-layer, `branch`, to its input, `stream`."""
-        branch_r, branch_z, branch_h = self.branch(branch).chunk(3, dim=-1)
-        stream_r, stream_z = self.stream(stream).chunk(2, dim=-1)
+        of_branch = self.branch(branch)  # [B, T, 3 D]
+        of_stream = self.stream(stream)  # [B, T, 2 D]
+        branch_r, branch_z, branch_h = of_branch.chunk(3, dim=-1)
+        stream_r, stream_z = of_stream.chunk(2, dim=-1)
+
+        # The reset gate, the update gate and the candidate, as in the paper.
         r = torch.sigmoid(branch_r + stream_r)
         z = torch.sigmoid(branch_z + stream_z - self.bias)
-        candidate = torch.tanh(branch_h + self.candidate(r * stream))
+        stream_h = self.candidate(r * stream)
+        candidate = torch.tanh(branch_h + stream_h)
         # Not torch.lerp: under autocast the stream may be wider than the branch.
-        return stream + z * (candidate - stream)
+        change = candidate - stream
+        return stream + z * change
 
 
 def make_gate(config: TransformerConfig) -> Callable[[Tensor, Tensor], Tensor]:
@@ -157,15 +168,16 @@ class TransformerLayer(nn.Module, Generic[LayerStateT]):
         self.config = config
         self.sizes = sizes
         self.pre_norm = config.norm == "pre"
-        self.attention = RelativeAttention(config.model_size, config.num_heads, use_flex, rings)
-        self.attention_norm = nn.LayerNorm(config.model_size)
+        size = config.model_size
+        self.attention = RelativeAttention(size, config.num_heads, use_flex, rings)
+        self.attention_norm = nn.LayerNorm(size)
         self.attention_gate = make_gate(config)
         self.mlp = nn.Sequential(
-            nn.Linear(config.model_size, config.mlp_size),
+            nn.Linear(size, config.mlp_size),
             nn.ReLU(),
-            nn.Linear(config.mlp_size, config.model_size),
+            nn.Linear(config.mlp_size, size),
         )
-        self.mlp_norm = nn.LayerNorm(config.model_size)
+        self.mlp_norm = nn.LayerNorm(size)
         self.mlp_gate = make_gate(config)
 
     @property
@@ -198,27 +210,42 @@ class TransformerLayer(nn.Module, Generic[LayerStateT]):
         segment = state.cache.write(state.segment, inputs, steps.offset)
         state = state._replace(segment=segment)
 
-        # Attention to the slots before the steps and to the steps themselves, which are the last slots so far.
+        # The mask also tells how many slots there are so far. The steps are the last of them.
         mask = self.attention_mask(inputs, state, common_mask, steps)
-        normed = self.attention_norm(x) if self.pre_norm else x
+        num_slots = mask.shape[-1]
+        num_steps = x.shape[1]
+        num_earlier = num_slots - num_steps
+
+        # Attention to the slots before the steps and to the steps themselves.
+        normed = self._normed(self.attention_norm, x)
         keys, values = self.attention.project(normed)
-        cache = state.cache.append(keys, values, begin=mask.shape[-1] - x.shape[1])
+        cache = state.cache.append(keys, values, begin=num_earlier)
         needs_weights = self.needs_weights(state)
         attended, weights = self.attention(normed, cache, mask, return_weights or needs_weights)
         x = self._join(self.attention_gate, self.attention_norm, x, attended)
 
         # MLP.
-        normed = self.mlp_norm(x) if self.pre_norm else x
-        x = self._join(self.mlp_gate, self.mlp_norm, x, self.mlp(normed))
+        normed = self._normed(self.mlp_norm, x)
+        mapped = self.mlp(normed)
+        x = self._join(self.mlp_gate, self.mlp_norm, x, mapped)
 
+        # Some layers learn or remember what was attended to.
         state = state._replace(cache=cache)
         if needs_weights:
             state = self.observe(inputs, state, weights, mask)
+
         if not return_weights:
             return x, state, None
         weights = self.slot_weights(weights)
         empty = self.sizes.slots - weights.shape[-1]  # of the segment, after the steps
-        return x, state, F.pad(weights, (0, empty))
+        padded = F.pad(weights, (0, empty))
+        return x, state, padded
+
+    def _normed(self, norm: nn.LayerNorm, x: Tensor) -> Tensor:
+        """The input of a sub-layer. Pre-norm normalizes it."""
+        if self.pre_norm:
+            return norm(x)
+        return x
 
     def _join(self, gate: Callable[[Tensor, Tensor], Tensor], norm: nn.LayerNorm, x: Tensor, branch: Tensor) -> Tensor:
         """Joins the output of a sub-layer, `branch`, to its input x. Post-norm normalizes the result."""
@@ -227,7 +254,9 @@ class TransformerLayer(nn.Module, Generic[LayerStateT]):
             branch = F.relu(branch)
         branch = F.dropout(branch, self.config.dropout, self.training)
         x = gate(x, branch)
-        return x if self.pre_norm else norm(x)
+        if self.pre_norm:
+            return x
+        return norm(x)
 
     # What a subclass adds: the older slots, and what happens when a segment is full.
 
@@ -237,7 +266,8 @@ class TransformerLayer(nn.Module, Generic[LayerStateT]):
         A slot belongs to the row's episode if that began no later than the slot's step. Slots are memory and the first
         `offset` of the segment, after the older slots if their validity depends on the age alone.
         """
-        return torch.arange(self.sizes.memory + offset, 0, -1, device=device)
+        oldest = self.sizes.memory + offset
+        return torch.arange(oldest, 0, -1, device=device)
 
     def attention_mask(self, x: Tensor, state: LayerStateT, common: Tensor, steps: Steps) -> Tensor:
         """The mask [B, 1 or H, T, S] of steps x [B, T, D]: 0 where a step may attend to a slot, -infinity elsewhere.
@@ -294,7 +324,10 @@ class Transformer(Core, Generic[StateT, LayerStateT]):
         super().__init__()
         self.config = config
         self.layers = nn.ModuleList(layers)  # type: ignore[assignment]
-        self.final_norm = nn.LayerNorm(config.model_size) if config.norm == "pre" else nn.Identity()
+        # Post-norm has normalized the last layer's output.
+        self.final_norm: nn.Module = nn.Identity()
+        if config.norm == "pre":
+            self.final_norm = nn.LayerNorm(config.model_size)
 
     # What a subclass defines.
 
@@ -338,10 +371,12 @@ class Transformer(Core, Generic[StateT, LayerStateT]):
         attention: list[list[Tensor]] = [[] for _ in self.layers]
         clean = finite(inputs)
         num_steps = inputs.shape[1]
+        segment_size = self.config.segment_size
         begin = 0
         while begin < num_steps:
             # The steps up to the end of the segment or of the call.
-            end = min(begin + self.config.segment_size - offset, num_steps)
+            end_of_segment = begin + segment_size - offset
+            end = min(end_of_segment, num_steps)
             steps = locate(reset[:, begin:end], age, offset)
 
             # Lines 4 to 7 and 12: each layer attends to its slots, then applies its MLP.
@@ -349,7 +384,9 @@ class Transformer(Core, Generic[StateT, LayerStateT]):
             masks = self._masks(steps, x)
             for index, layer in enumerate(self.layers):
                 state_before = layer_states[index]
-                x, layer_states[index], weights = layer(x, state_before, masks[layer.sizes], steps, return_attention)
+                mask = masks[layer.sizes]
+                x, state_after, weights = layer(x, state_before, mask, steps, return_attention)
+                layer_states[index] = state_after
                 if return_attention:
                     attention[index].append(weights)
             features.append(x)
@@ -359,16 +396,19 @@ class Transformer(Core, Generic[StateT, LayerStateT]):
             begin = end
 
             # Lines 8 to 11: a full segment enters memory.
-            if offset == self.config.segment_size:
+            if offset == segment_size:
                 keep_cache = cached or begin < num_steps
                 for index, layer in enumerate(self.layers):
-                    layer_states[index] = layer.update_memory(layer_states[index], age, keep_cache)
+                    full = layer_states[index]
+                    layer_states[index] = layer.update_memory(full, age, keep_cache)
                 offset = 0
 
+        # The parts become one call again.
         joined_attention = None
         if return_attention:
             joined_attention = tuple(torch.cat(parts, dim=2) for parts in attention)
-        output = self.final_norm(torch.cat(features, dim=1))
+        joined_features = torch.cat(features, dim=1)
+        output = self.final_norm(joined_features)
         return CoreOutput(
             features=mark_broken(output, inputs),
             state=self.join(layer_states, age, offset, cached),
@@ -383,20 +423,25 @@ class Transformer(Core, Generic[StateT, LayerStateT]):
         """
         masks: dict[LayerSizes | RoutedSizes, Tensor] = {}
         for layer in self.layers:
-            if layer.sizes not in masks:
-                # Slots before the steps are seen if they belong to the episode, until the row's first reset.
-                valid = steps.age[:, None] >= layer.minimum_ages(steps.offset, x.device)
-                before = valid[:, None, :] & steps.unbroken[:, :, None]
-                seen = torch.cat([before, steps.own], dim=2)
-                masks[layer.sizes] = additive_mask(seen[:, None], like=x)
+            if layer.sizes in masks:
+                continue
+            # Slots before the steps are seen if they belong to the episode, until the row's first reset.
+            minimum_ages = layer.minimum_ages(steps.offset, x.device)  # [S - T]
+            valid = steps.age[:, None] >= minimum_ages  # [B, S - T]
+            before = valid[:, None, :] & steps.unbroken[:, :, None]  # [B, T, S - T]
+            seen = torch.cat([before, steps.own], dim=2)  # [B, T, S]
+            seen_by_all_heads = seen[:, None]
+            masks[layer.sizes] = additive_mask(seen_by_all_heads, like=x)
         return masks
 
     def _check_sizes(self, state: StateT) -> None:
         """Raises a ValueError if the state has other numbers of slots than the layers."""
         expected = [layer.sizes.stored for layer in self.layers]
         found = []
-        for segment, memory, older in zip(state.segment, state.memory, self.older_slots(state)):
-            found.append((segment.shape[1], memory.shape[1], *older.shape[1:-1]))
+        of_layers = zip(state.segment, state.memory, self.older_slots(state))
+        for segment, memory, older in of_layers:
+            older_sizes = older.shape[1:-1]
+            found.append((segment.shape[1], memory.shape[1], *older_sizes))
         if found != expected:
             fields = f"segment, memory, {self.attention_kinds[0]}"
             raise ValueError(f"state: expected slots ({fields}) by layer {expected}, got {found}")
@@ -413,20 +458,22 @@ class Transformer(Core, Generic[StateT, LayerStateT]):
         # graph for each of them.
         clean = {}
         for name, field in state._asdict().items():
-            is_by_layer = isinstance(field, tuple) and len(field) > 0 and isinstance(field[0], Tensor)
-            if is_by_layer and field[0].is_floating_point():
+            if _are_floats(field):
                 clean[name] = tuple(finite(part) for part in field)
         state = state._replace(**clean)
 
         # All layers share the encodings of distances; a layer with fewer slots uses the last of them.
         most_slots = max(layer.sizes.slots for layer in self.layers)
-        distances = torch.arange(most_slots - 1, -1, -1, device=state.age.device)
-        encoding = sinusoids(distances, self.config.model_size).to(state.memory[0])
+        farthest = most_slots - 1
+        distances = torch.arange(farthest, -1, -1, device=state.age.device)
+        encoding = sinusoids(distances, self.config.model_size)
+        encoding = encoding.to(state.memory[0])
 
         caches = []
         parts = zip(self.layers, self.older_slots(state), state.memory, state.segment)
         for layer, older, memory, segment in parts:
-            caches.append(layer.make_cache(state.offset, encoding, older, memory, segment))
+            cache = layer.make_cache(state.offset, encoding, older, memory, segment)
+            caches.append(cache)
         return state._replace(cache=tuple(caches))
 
     def without_cache(self, state: StateT) -> StateT:
@@ -450,16 +497,24 @@ class Transformer(Core, Generic[StateT, LayerStateT]):
             ValueError: if a layer would gain or lose its older slots, and the weights that belong to them; if the core
                 does not have such slots.
         """
-        given: dict[str, Any] = {name: size for name, size in sizes.items() if size is not None}
         older = self.resizable[1]
-        for name in given.keys() - {*self.resizable}:
-            raise ValueError(f"{name}: expected none for a core with {older}, got {given[name]}")
+        given: dict[str, Any] = {}
+        for name, size in sizes.items():
+            if size is None:
+                continue
+            if name not in self.resizable:
+                raise ValueError(f"{name}: expected none for a core with {older}, got {size}")
+            given[name] = size
 
+        # What compresses or files memories exists only in layers that have older slots.
         config = dataclasses.replace(self.config, **given)
         for layer, new in zip(self.layers, config.layer_sizes):
-            if (layer.sizes.by_kind[0] > 0) != (new.by_kind[0] > 0):
-                expected = f"0 exactly where it was 0 before ({getattr(self.config, older)})"
-                raise ValueError(f"{older}: expected {expected}, got {getattr(config, older)}")
+            had_older = layer.sizes.by_kind[0] > 0
+            has_older = new.by_kind[0] > 0
+            if has_older != had_older:
+                size_before = getattr(self.config, older)
+                size_now = getattr(config, older)
+                raise ValueError(f"{older}: expected 0 exactly where it was 0 before ({size_before}), got {size_now}")
 
         # A copy, because a new core would draw random numbers.
         resized = copy.deepcopy(self)
@@ -473,6 +528,15 @@ class Transformer(Core, Generic[StateT, LayerStateT]):
         by_layer = []
         for layer, weights in zip(self.layers, attention):
             kinds = weights.split(layer.sizes.by_kind, dim=-1)
-            sums = [kind.sum(dim=-1) for kind in kinds]
-            by_layer.append(torch.stack(sums, dim=-1))
+            sums = [kind.sum(dim=-1) for kind in kinds]  # [B, H, T] each
+            by_kind = torch.stack(sums, dim=-1)  # [B, H, T, 3]
+            by_layer.append(by_kind)
         return torch.stack(by_layer)
+
+
+def _are_floats(field: Any) -> bool:
+    """Whether a field of a state has a tensor of floats for each layer."""
+    if not isinstance(field, tuple) or not field:
+        return False
+    first = field[0]
+    return isinstance(first, Tensor) and first.is_floating_point()

@@ -48,16 +48,18 @@ class WaveNet(Core):
         size = config.model_size
 
         # A convolution is one matrix product over the concatenated taps; sigmoid and tanh have a half of it each.
-        convolutions = nn.ModuleList(
-            nn.Linear(config.kernel_size * size, 2 * config.gate_size) for _ in range(config.num_layers)
-        )
+        convolutions = nn.ModuleList()
+        for _ in range(config.num_layers):
+            convolution = nn.Linear(config.kernel_size * size, 2 * config.gate_size)
+            convolutions.append(convolution)
         self.convolutions = convolutions  # type: ignore[assignment]
 
         # To the skip connections and to the residual stream, which is not used after the last layer.
         residual_sizes = [size] * (config.num_layers - 1) + [0]
-        projections = nn.ModuleList(
-            nn.Linear(config.gate_size, config.skip_size + residual_size) for residual_size in residual_sizes
-        )
+        projections = nn.ModuleList()
+        for residual_size in residual_sizes:
+            projection = nn.Linear(config.gate_size, config.skip_size + residual_size)
+            projections.append(projection)
         self.projections = projections  # type: ignore[assignment]
         self.output = nn.Linear(config.skip_size, size)
         self._initialise()
@@ -68,8 +70,11 @@ class WaveNet(Core):
         With torch's default weights the layers add almost nothing, and the scaling removes the input after 30 layers.
         """
         for convolution, projection in zip(self.convolutions, self.projections):
-            nn.init.normal_(convolution.weight, std=convolution.in_features**-0.5)
-            nn.init.normal_(projection.weight, std=(GATED_VARIANCE * projection.in_features) ** -0.5)
+            # The variances of the outputs if the weights had variance 1. The second one's inputs are gated values.
+            variance = convolution.in_features
+            gated_variance = GATED_VARIANCE * projection.in_features
+            nn.init.normal_(convolution.weight, std=variance**-0.5)
+            nn.init.normal_(projection.weight, std=gated_variance**-0.5)
             nn.init.zeros_(convolution.bias)
             nn.init.zeros_(projection.bias)
 
@@ -93,40 +98,63 @@ class WaveNet(Core):
         layers = zip(config.dilations, state.past, self.convolutions, self.projections)
         for dilation, before, convolution, projection in layers:
             # The layer's inputs at this step and at earlier ones, which are zeros before the episode.
-            seen = torch.cat([finite(before), stream.to(before.dtype)], dim=1)
-            taps = [_delayed(seen, tap * dilation, age) for tap in range(config.kernel_size)]
+            current = stream.to(before.dtype)
+            seen = torch.cat([finite(before), current], dim=1)
+            taps = []
+            for tap in range(config.kernel_size):
+                distance = tap * dilation
+                delayed = _delayed(seen, distance, age)  # [B, T, D]
+                taps.append(delayed)
 
-            # The gated convolution; its output goes to the skip connections and to the residual stream.
-            gate, value = convolution(torch.cat(taps, dim=2)).chunk(2, dim=2)
+            # The gated convolution.
+            joined_taps = torch.cat(taps, dim=2)
+            convolved = convolution(joined_taps)
+            gate, value = convolved.chunk(2, dim=2)
             gated = gate.sigmoid() * value.tanh()
+
+            # Its output goes to the skip connections and to the residual stream.
             residual_size = projection.out_features - config.skip_size
-            skip, residual = projection(gated).split([config.skip_size, residual_size], dim=2)
+            projected = projection(gated)
+            skip, residual = projected.split([config.skip_size, residual_size], dim=2)
             skips = skips + skip
             if residual_size:
-                stream = (stream + residual) * 0.5**0.5
+                total = stream + residual
+                stream = total * 0.5**0.5
 
             # A copy: a view would keep all steps in memory.
             first = seen.shape[1] - before.shape[1]
-            past.append(seen[:, first:].clone())
+            newest = seen[:, first:].clone()
+            past.append(newest)
 
-        hidden = F.relu(skips * config.num_layers**-0.5)
+        scaled_skips = skips * config.num_layers**-0.5
+        hidden = F.relu(scaled_skips)
         features = F.relu(self.output(hidden))
-        next_state = WaveNetState(tuple(past), age=age[:, -1] + 1)
+        age_after = age[:, -1] + 1
+        next_state = WaveNetState(tuple(past), age_after)
         return CoreOutput(mark_broken(features, inputs), next_state, losses={})
 
 
 def _ages(reset: Tensor, age: Tensor) -> Tensor:
     """Steps of its episode before each step, [B, T], given those before the first [B]."""
     steps = torch.arange(reset.shape[1], device=reset.device)
-    start = torch.where(reset, steps, -1).cummax(dim=1).values  # of the episode; -1 if before these steps
-    return torch.where(start < 0, age[:, None] + steps, steps - start)
+
+    # The first step of each step's episode; -1 if it is before these steps.
+    own_start = torch.where(reset, steps, -1)
+    start = own_start.cummax(dim=1).values
+
+    began_earlier = start < 0
+    since_earlier = age[:, None] + steps
+    since_start = steps - start
+    return torch.where(began_earlier, since_earlier, since_start)
 
 
 def _delayed(seen: Tensor, distance: int, age: Tensor) -> Tensor:
     """The inputs [B, T, D] `distance` steps before each of the last T; zeros where they belong to another episode."""
     num_steps = age.shape[1]
     end = seen.shape[1] - distance
-    delayed = seen[:, end - num_steps : end]
+    begin = end - num_steps
+    delayed = seen[:, begin:end]
     if distance == 0:
         return delayed
-    return torch.where(age[:, :, None] >= distance, delayed, 0)
+    same_episode = age[:, :, None] >= distance
+    return torch.where(same_episode, delayed, 0)

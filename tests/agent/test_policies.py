@@ -212,7 +212,7 @@ def test_the_mode_has_the_highest_log_prob(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", SPACES)
-def test_first_policies_are_uniform_over_choices_and_half_a_unit_wide_over_numbers(name: str) -> None:
+def test_first_policies_are_uniform_and_half_a_unit_wide(name: str) -> None:
     policy = make_policy(SPACES[name])
     shown = policy.show(policy.first)
     sizes = {"discrete": [5], "choices": [2, 7, 3], "switches": [2] * 6, "mixed": [3, 2, 4]}.get(name, [])
