@@ -170,7 +170,8 @@ class Vision(nn.Module):
             weight = weight.unflatten(1, features.shape[1:])
             weight = weight.permute(0, 2, 3, 1).flatten(1)
             features = features.permute(0, 2, 3, 1)
-        return torch.relu(F.linear(features.flatten(1), weight, self.linear.bias))
+        flat = features.flatten(1)
+        return torch.relu(F.linear(flat, weight, self.linear.bias))
 
 
 class VectorTorso(nn.Module):
@@ -193,12 +194,15 @@ class VectorTorso(nn.Module):
     def forward(self, vectors: Tensor) -> Tensor:
         """float32 vectors [N, vector_size] to features [N, size]."""
         _check_observation(vectors, torch.float32, (self.vector_size,))
-        return self.layers(squash(vectors).to(next(self.layers.parameters()).dtype))
+        dtype = next(self.layers.parameters()).dtype
+        squashed = squash(vectors).to(dtype)
+        return self.layers(squashed)
 
 
 def squash(vectors: Tensor) -> Tensor:
     """sign(x) log(1 + |x|), elementwise."""
-    return vectors.sign() * vectors.abs().log1p()
+    sizes = vectors.abs()
+    return vectors.sign() * sizes.log1p()
 
 
 def _check_observation(observation: Tensor, dtype: torch.dtype, shape: tuple[int, ...]) -> None:
@@ -221,7 +225,10 @@ class Torsos(nn.ModuleList):
         """Parts [N, ...] to features [N, num_features]."""
         if len(observation) != len(self):
             raise ValueError(f"observation: expected {len(self)} parts, got {len(observation)}")
-        return torch.cat([torso(part) for torso, part in zip(self, observation)], dim=-1)
+        features: list[Tensor] = []
+        for torso, part in zip(self, observation):
+            features.append(torso(part))
+        return torch.cat(features, dim=-1)
 
 
 def make_torso(name: str, observation_shape: Shape | tuple[Shape, ...], size: int) -> Vision | VectorTorso | Torsos:
@@ -309,20 +316,25 @@ class Reconstruction(nn.Module):
         """
         if observations.ndim == 4:
             height, width = self.size
-            small = F.adaptive_avg_pool2d(scale(observations, inputs.dtype), (height, width))
+            scaled = scale(observations, inputs.dtype)
+            small = F.adaptive_avg_pool2d(scaled, (height, width))
             target = small.flatten(1)
             terms = target.numel()  # a mean over steps and pixels
         else:
             target = squash(observations).to(inputs.dtype)
             terms = len(target)  # a mean over steps alone
-        total = F.mse_loss(self.decoder(inputs), target, reduction="sum")
-        return Mean(total[None], torch.full((1,), terms, device=total.device))
+        predicted = self.decoder(inputs)
+        total = F.mse_loss(predicted, target, reduction="sum")
+        count = torch.full((1,), terms, device=total.device)
+        return Mean(total[None], count)
 
     def picture(self, inputs: Tensor) -> Tensor:
         """The predicted images [N, height, width, channels] uint8, small as they are."""
         # The opposite of `scale`.
-        scaled = self.decoder(inputs).unflatten(1, (self.channels, *self.size))
-        pixels = scaled.permute(0, 2, 3, 1).float().mul(UNIT).add(MIDDLE)
+        flat = self.decoder(inputs)
+        scaled = flat.unflatten(1, (self.channels, *self.size))
+        channels_last = scaled.permute(0, 2, 3, 1).float()
+        pixels = channels_last * UNIT + MIDDLE
         return pixels.round().clamp(0, 255).to(torch.uint8)
 
 
@@ -335,7 +347,9 @@ class Reconstructions(nn.ModuleList):
     def forward(self, inputs: Tensor, observation: tuple[Tensor, ...]) -> Mean:
         """As `Reconstruction`, with a total and a count of each part."""
         errors = [part(inputs, seen) for part, seen in zip(self, observation, strict=True)]
-        return Mean(torch.cat([error.total for error in errors]), torch.cat([error.count for error in errors]))
+        totals = torch.cat([error.total for error in errors])
+        counts = torch.cat([error.count for error in errors])
+        return Mean(totals, counts)
 
     def picture(self, inputs: Tensor) -> Tensor:
         """As `Reconstruction`, of the first part."""

@@ -130,8 +130,11 @@ class Policy(nn.Module, ABC):
 
     def last_action(self, effect: Tensor, resets: Tensor) -> Tensor:
         """Received actions [B, ...], and none where the environment was reset, `resets` [B] bool."""
-        resets = resets.reshape(-1, *[1] * (effect.ndim - 1))
-        return torch.where(resets, self.none(1).to(effect.device), effect)
+        # As many axes as the actions have, so that each row's flag counts for all of its columns.
+        other_axes = [1] * (effect.ndim - 1)
+        row_was_reset = resets.reshape(-1, *other_axes)
+        none = self.none(1).to(effect.device)
+        return torch.where(row_was_reset, none, effect)
 
 
 class Categorical(Policy):
@@ -208,12 +211,19 @@ class Joint(Policy):
         self.fixed = tuple(fixed)
 
     def sample(self, parameters: Tensor, uniform: Tensor) -> Tensor:
-        pairs = zip(self.blocks, self._split(parameters), uniform.split(self._uniform, dim=-1), strict=True)
-        return torch.cat([block.sample(own, random) for block, own, random in pairs], dim=-1)
+        numbers = uniform.split(self._uniform, dim=-1)
+        columns: list[Tensor] = []
+        for block, own, random in zip(self.blocks, self._split(parameters), numbers, strict=True):
+            sampled = block.sample(own, random)
+            columns.append(sampled)
+        return torch.cat(columns, dim=-1)
 
     def mode(self, parameters: Tensor) -> Tensor:
-        pairs = zip(self.blocks, self._split(parameters), strict=True)
-        return torch.cat([block.mode(own) for block, own in pairs], dim=-1)
+        columns: list[Tensor] = []
+        for block, own in zip(self.blocks, self._split(parameters), strict=True):
+            most_probable = block.mode(own)
+            columns.append(most_probable)
+        return torch.cat(columns, dim=-1)
 
     def log_prob(self, parameters: Tensor, action: Tensor) -> Tensor:
         expected = [*parameters.shape[:-1], self.num_columns]
@@ -222,30 +232,43 @@ class Joint(Policy):
         columns = action.split(self._columns, dim=-1)
         total = torch.zeros(parameters.shape[:-1], device=parameters.device)
         for block, own, chosen in zip(self.blocks, self._split(parameters), columns, strict=True):
-            total = total + block.log_probs(own, chosen).sum(dim=-1)
+            by_column = block.log_probs(own, chosen)
+            total = total + by_column.sum(dim=-1)
         return total
 
     def entropy(self, parameters: Tensor) -> Tensor:
         total = torch.zeros(parameters.shape[:-1], device=parameters.device)
         for block, own in zip(self.blocks, self._split(parameters), strict=True):
-            total = total + block.entropies(own).sum(dim=-1)
+            by_column = block.entropies(own)
+            total = total + by_column.sum(dim=-1)
         return total
 
     def effect(self, action: Tensor) -> Tensor:
-        pairs = zip(self.blocks, action.split(self._columns, dim=-1), strict=True)
-        return torch.cat([block.effect(columns) for block, columns in pairs], dim=-1)
+        received: list[Tensor] = []
+        for block, columns in zip(self.blocks, action.split(self._columns, dim=-1), strict=True):
+            received.append(block.effect(columns))
+        return torch.cat(received, dim=-1)
 
     def none(self, rows: int) -> Tensor:
-        values = [torch.full((rows, block.num_columns), block.none) for block in self.blocks]
+        values: list[Tensor] = []
+        for block in self.blocks:
+            shape = (rows, block.num_columns)
+            values.append(torch.full(shape, block.none))
         return torch.cat(values, dim=-1)
 
     def show(self, parameters: Tensor) -> Shown:
-        shown = [block.show(own) for block, own in zip(self.blocks, self._split(parameters), strict=True)]
-        return Shown(*(torch.cat(parts, dim=-1) for parts in zip(*shown, strict=True)))
+        shown: list[Shown] = []
+        for block, own in zip(self.blocks, self._split(parameters), strict=True):
+            shown.append(block.show(own))
+        # Each field of the blocks, one after the other.
+        fields = [torch.cat(parts, dim=-1) for parts in zip(*shown, strict=True)]
+        return Shown(*fields)
 
     def encode(self, effect: Tensor) -> Tensor:
-        pairs = zip(self.blocks, effect.split(self._columns, dim=-1), strict=True)
-        return torch.cat([block.encode(columns) for block, columns in pairs], dim=-1)
+        features: list[Tensor] = []
+        for block, columns in zip(self.blocks, effect.split(self._columns, dim=-1), strict=True):
+            features.append(block.encode(columns))
+        return torch.cat(features, dim=-1)
 
     def _split(self, parameters: Tensor) -> tuple[Tensor, ...]:
         """The parameters of each block, in float32: log-densities of several parts add up rounding errors."""
@@ -306,15 +329,21 @@ class _Choices(_Block):
 
     def sample(self, parameters: Tensor, uniform: Tensor) -> Tensor:
         # Where there is no logit, 1 gives the least Gumbel noise; the logit is minus infinity anyway.
-        table = _gumbel_max(self._table(parameters, -math.inf), self._table(uniform, 0.5))
-        return table.float()
+        logits = self._table(parameters, -math.inf)
+        random = self._table(uniform, 0.5)
+        chosen = _gumbel_max(logits, random)
+        return chosen.float()
 
     def mode(self, parameters: Tensor) -> Tensor:
-        return self._table(parameters, -math.inf).argmax(dim=-1).float()
+        logits = self._table(parameters, -math.inf)
+        most_probable = logits.argmax(dim=-1)
+        return most_probable.float()
 
     def log_probs(self, parameters: Tensor, columns: Tensor) -> Tensor:
-        log_probs = self._table(parameters, -math.inf).log_softmax(dim=-1)
-        return log_probs.gather(-1, columns.long().unsqueeze(-1)).squeeze(-1)
+        logits = self._table(parameters, -math.inf)
+        log_probs = logits.log_softmax(dim=-1)
+        chosen = columns.long().unsqueeze(-1)
+        return log_probs.gather(-1, chosen).squeeze(-1)
 
     def entropies(self, parameters: Tensor) -> Tensor:
         table = self._table(parameters, -math.inf)
@@ -332,17 +361,22 @@ class _Choices(_Block):
         return one_hot[..., self.places].float()
 
     def show(self, parameters: Tensor) -> Shown:
-        probabilities = self._table(parameters, -math.inf).softmax(dim=-1).flatten(-2)
+        logits = self._table(parameters, -math.inf)
+        table = logits.softmax(dim=-1).flatten(-2)
+        probabilities = table[..., self.places]
         nothing = parameters.new_empty(*parameters.shape[:-1], 0)
-        return Shown(probabilities[..., self.places], nothing, nothing)
+        return Shown(probabilities, nothing, nothing)
 
     def _table(self, values: Tensor, missing: float) -> Tensor:
         """Values [..., P] as [..., K, most]."""
-        if len(self.places) == self.num_columns * self.most:
-            return values.unflatten(-1, (self.num_columns, self.most))
-        table = values.new_full((*values.shape[:-1], self.num_columns * self.most), missing)
+        shape = (self.num_columns, self.most)
+        num_places = self.num_columns * self.most
+        if len(self.places) == num_places:
+            return values.unflatten(-1, shape)
+        # Choices differ in size: fill up those that have fewer values.
+        table = values.new_full((*values.shape[:-1], num_places), missing)
         table[..., self.places] = values
-        return table.unflatten(-1, (self.num_columns, self.most))
+        return table.unflatten(-1, shape)
 
 
 class _Gaussian(_Block):
@@ -387,9 +421,11 @@ class _Gaussian(_Block):
     def log_probs(self, parameters: Tensor, columns: Tensor) -> Tensor:
         mean, log_scale = self._moments(parameters)
         standard = (columns - mean) * (-log_scale).exp()
-        log_density = -0.5 * standard.square() - log_scale - 0.5 * math.log(2 * math.pi)
+        log_normalizer = log_scale + 0.5 * math.log(2 * math.pi)
+        log_density = -0.5 * standard.square() - log_normalizer
         # The change of variables to what the environment receives.
-        return log_density - torch.where(self.squashed, _log_slope(columns), 0.0)
+        change = torch.where(self.squashed, _log_slope(columns), 0.0)
+        return log_density - change
 
     def entropies(self, parameters: Tensor) -> Tensor:
         mean, log_scale = self._moments(parameters)
@@ -397,8 +433,11 @@ class _Gaussian(_Block):
         if not self.any_squashed:
             return entropy
         # Squashing adds the expectation of the logarithm of its slope, which has no closed form.
-        points = mean[..., None] + log_scale.exp()[..., None] * self.nodes
-        added = (_log_slope(points) * self.weights).sum(dim=-1)
+        center = mean[..., None]
+        scale = log_scale.exp()[..., None]
+        points = center + scale * self.nodes  # [..., N, NODES]
+        weighted = _log_slope(points) * self.weights
+        added = weighted.sum(dim=-1)
         return entropy + torch.where(self.squashed, added, 0.0)
 
     def effect(self, columns: Tensor) -> Tensor:

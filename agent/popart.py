@@ -120,7 +120,8 @@ class PopArt(nn.Linear):
             self._move(self.reward_square, squares / count.clamp(min=1), share, known)
 
         # w' = w scale / scale', b' = (scale b + mean - mean') / scale'.
-        self.weight.copy_(self.weight.double() * (scale / self.scale)[:, None])
+        ratio = scale / self.scale
+        self.weight.copy_(self.weight.double() * ratio[:, None])
         bias = (scale * self.bias.double() + mean - self.mean) / self.scale
         self.bias.copy_(torch.where(known, bias, self.bias.double()))  # rounding would change it
 

@@ -258,14 +258,16 @@ class ImpalaLearner:
         }
         for name, loss in auxiliary.items():
             sums[f"loss/{name}"] = loss
-        sums["loss/total"] = torch.stack([loss.float() for loss in sums.values()]).sum()
+        parts = [loss.float() for loss in sums.values()]
+        sums["loss/total"] = torch.stack(parts).sum()
 
         # How large the value targets and the rewards of each task are, over all learners.
         tasks = None
         if self._popart is not None and forward.task is not None:
             rewards, _ = self._rewards(trajectory)
-            targets = self._popart.sums(returns.vs, mask, forward.task)
-            tasks = self._comm.sum(torch.stack([targets, self._popart.sums(rewards, mask, forward.task)]))
+            sums_of_targets = self._popart.sums(returns.vs, mask, forward.task)
+            sums_of_rewards = self._popart.sums(rewards, mask, forward.task)
+            tasks = self._comm.sum(torch.stack([sums_of_targets, sums_of_rewards]))
 
         # What is only measured.
         with torch.no_grad():
@@ -323,9 +325,10 @@ class ImpalaLearner:
         """See `PopArt.first_values`; the same for all learners that share the batch."""
         rewards, discounts = self._rewards(trajectory)
         mask = loss_mask(trajectory)
-        rewards = head.sums(rewards, mask, task)
-        ends = head.sums(1 - discounts, mask, task)
-        return head.first_values(*self._comm.sum(torch.stack([rewards, ends])))
+        sums_of_rewards = head.sums(rewards, mask, task)
+        sums_of_ends = head.sums(1 - discounts, mask, task)
+        rewards, ends = self._comm.sum(torch.stack([sums_of_rewards, sums_of_ends]))
+        return head.first_values(rewards, ends)
 
     def _rewards(self, trajectory: Trajectory) -> tuple[Tensor, Tensor]:
         """Rewards as they are learned from, and discounts, of the T actions, [B, T] each."""
@@ -358,12 +361,14 @@ class ImpalaLearner:
         """The advantages [B, T] that weight the policy gradient."""
         advantages = returns.pg_advantages / forward.scale
         if self.config.normalize_advantages:
-            square = self._comm.sum(torch.where(mask, advantages, 0.0).square().sum())
+            acting = torch.where(mask, advantages, 0.0)
+            square = self._comm.sum(acting.square().sum())
             steps = self._comm.sum(mask.sum()).clamp(min=1)
             # Advantages that are smaller than rewards may be errors of the values alone, as before a first success.
             # Enlarged, they would keep the policy from states that look bad only because it has not been there.
             size = (square / steps).sqrt().clamp(min=LEAST_ADVANTAGE)
-            advantages = advantages / size.clamp(min=forward.reward_size / forward.scale)
+            size_of_rewards = forward.reward_size / forward.scale
+            advantages = advantages / size.clamp(min=size_of_rewards)
         if self.config.trust is not None:
             # How far the policy has gone in the direction in which the gradient would move it further.
             gone = forward.log_rhos * advantages.sign()
