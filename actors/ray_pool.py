@@ -9,7 +9,7 @@ import os
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -22,16 +22,11 @@ from actors.config import ActorsConfig, ClusterError
 from actors.pool import MakeActor, Pool, PoolStatus
 from agent import Trajectory
 from agent.core import map_state
+from agent.failures import Failures, TooManyFailures
 from envs import EnvironmentFailed, EnvironmentLost
 
 logger = logging.getLogger(__name__)
 
-MAX_FAILURES = 5
-"""Deaths of an actor in a row, without an unroll, after which the run stops, because that is a bug."""
-MEMORY_SECONDS = 300.0
-"""Seconds during which deaths are not counted if Ray ended the actor because its node was short of memory."""
-LONGEST_PAUSE = 30.0
-"""Seconds, at most, before such an actor is started again; the first pauses are 2, 4, 8 and 16 s."""
 SILENCE = 10
 """An actor is replaced if it does not answer for `step_seconds` and this many times the longest unroll."""
 STALL_SECONDS = 30.0
@@ -95,15 +90,14 @@ class _Member:
 
     handle: its process; None until `start_at`, the time to start one.
     incarnation: processes before this one.
-    failures: deaths in a row without an unroll, the first at `failing_since`.
+    failures: deaths in a row without an unroll.
     answered: time of the last answer.
     up: whether the process has answered.
     """
 
     handle: Any = None
     incarnation: int = 0
-    failures: int = 0
-    failing_since: float = 0.0
+    failures: Failures = field(default_factory=Failures)
     start_at: float = 0.0
     answered: float = 0.0
     up: bool = False
@@ -123,8 +117,8 @@ class RayPool(Pool):
     when there is a node again. Unrolls are requested only of actors that are up: earlier requests hold old weights.
 
     An actor is replaced if its process or its environment dies, or hangs. Other errors of its code are bugs: `get`
-    raises them as Ray does. It raises a ClusterError when an actor was lost more than `MAX_FAILURES` times in a row
-    without an unroll; if a node is short of memory, only after `MEMORY_SECONDS`, with growing pauses.
+    raises them as Ray does. It raises a ClusterError when an actor was lost too often in a row without an unroll; see
+    `agent.failures`.
 
     Args:
         make_actor: builds an actor in its own process; small, since it is sent to every actor.
@@ -199,7 +193,7 @@ class RayPool(Pool):
                 continue
 
             unroll, seconds = taken
-            member.failures = 0
+            member.failures.clear()
             self.longest_unroll = max(self.longest_unroll, seconds)
             self._ask(request.actor)
             return unroll
@@ -308,21 +302,13 @@ class RayPool(Pool):
 
     def _replace(self, index: int, reason: str) -> None:
         """Ends an actor and starts another in its place; after a pause if its node was short of memory."""
-        now = time.monotonic()
         member = self.members[index]
-        # A death is the first in a row if there was an unroll since the last.
-        failures = member.failures + 1
-        since = member.failing_since if member.failures else now
-        short_of_memory = "low on memory" in reason
-        tolerated = short_of_memory and now - since < MEMORY_SECONDS
-        if failures > MAX_FAILURES and not tolerated:
-            raise ClusterError(f"actor {index} died {failures} times in a row without an unroll: {reason}")
-
-        pause = 0.0
-        when = ""
-        if short_of_memory:
-            pause = min(2.0**failures, LONGEST_PAUSE)
-            when = f" in {pause:.0f} s"
+        try:
+            pause = member.failures.add(reason)
+        except TooManyFailures as error:
+            message = f"actor {index} died {error.count} times in a row without an unroll: {reason}"
+            raise ClusterError(message) from None
+        when = f" in {pause:.0f} s" if pause else ""
         logger.warning("actor %d died and is replaced%s: %s", index, when, reason)
         # What it was asked for is forgotten.
         ray.kill(member.handle)
@@ -334,9 +320,8 @@ class RayPool(Pool):
 
         self.members[index] = _Member(
             incarnation=member.incarnation + 1,
-            failures=failures,
-            failing_since=since,
-            start_at=now + pause,
+            failures=member.failures,
+            start_at=time.monotonic() + pause,
         )
         self._start()
 

@@ -207,11 +207,13 @@ def squash(vectors: Tensor) -> Tensor:
 
 def _check_observation(observation: Tensor, dtype: torch.dtype, shape: tuple[int, ...]) -> None:
     """Raises a ValueError if the observation has another dtype than `dtype`, or another shape than [N, *shape]."""
-    if observation.shape[1:] != shape or observation.dtype != dtype:
-        name = str(dtype).removeprefix("torch.")
-        sizes = ", ".join(map(str, shape))
-        got = f"{observation.dtype} {list(observation.shape)}"
-        raise ValueError(f"observation: expected {name} [N, {sizes}], got {got}")
+    if observation.shape[1:] == shape and observation.dtype == dtype:
+        return
+    name = str(dtype).removeprefix("torch.")
+    sizes = ", ".join(map(str, shape))
+    expected = f"{name} [N, {sizes}]"
+    got = f"{observation.dtype} {list(observation.shape)}"
+    raise ValueError(f"observation: expected {expected}, got {got}")
 
 
 class Torsos(nn.ModuleList):
@@ -239,11 +241,13 @@ def make_torso(name: str, observation_shape: Shape | tuple[Shape, ...], size: in
     Raises:
         ValueError: if there is no such torso, or the shape is neither that of a vector nor that of an image.
     """
-    if name not in (*TORSOS, FITTING):
-        raise ValueError(f"torso: expected one of {', '.join([*TORSOS, FITTING])}, got {name!r}")
+    names = [*TORSOS, FITTING]
+    if name not in names:
+        raise ValueError(f"torso: expected one of {', '.join(names)}, got {name!r}")
     parts = parts_of(observation_shape)
     if parts:
-        return Torsos([_torso_of_part(name, shape, size) for shape in parts])
+        torsos = [_torso_of_part(name, shape, size) for shape in parts]
+        return Torsos(torsos)
     return _torso_of_part(name, typing.cast(Shape, observation_shape), size)
 
 
@@ -251,7 +255,8 @@ def _torso_of_part(name: str, shape: Shape, size: int) -> Vision | VectorTorso:
     if len(shape) == 1:
         return VectorTorso(shape[0], size)
     if name == FITTING:
-        name = "shallow" if min(shape[:2]) >= LARGE_IMAGE else "small"
+        shorter_side = min(shape[:2])
+        name = "shallow" if shorter_side >= LARGE_IMAGE else "small"
     return Vision(name, shape, size)
 
 

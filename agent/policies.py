@@ -477,9 +477,12 @@ def make_policy(space: ActionSpace, bounds: Bounds = "squash", scale: Scale = "i
 def _gumbel_max(logits: Tensor, uniform: Tensor) -> Tensor:
     """Samples [...] int64 of the softmax of logits [..., A], given numbers of the same shape uniform in 0..1."""
     exponential = -uniform.clamp_min(1e-20).log()
-    return (logits - exponential.log()).argmax(dim=-1)
+    gumbel = -exponential.log()
+    return (logits + gumbel).argmax(dim=-1)
 
 
 def _log_slope(number: Tensor) -> Tensor:
     """log(1 - tanh(x)^2), without the rounding of tanh to 1 far from 0."""
-    return 2 * (math.log(2) - number - F.softplus(-2 * number))
+    far = F.softplus(-2 * number)
+    half = math.log(2) - number - far
+    return 2 * half

@@ -23,6 +23,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from torch import Tensor
 
 from agent.core.state import map_state
+from agent.failures import Failures, TooManyFailures
 from agent.trajectory import Trajectory, validate
 from learner.errors import BatchLost, LearnersLost, PeerLost
 from learner.remote_learner import (
@@ -45,45 +46,8 @@ Result = TypeVar("Result")
 Rows = tuple[ray.ObjectRef, int]
 """A reference to a trajectory in numpy arrays, and the number of its rows."""
 
-MAX_FAILURES = 5
-"""Failures in a row without an update after which the run stops, because that is a bug."""
-MEMORY_SECONDS = 300.0
-"""Seconds during which failures are not counted if Ray ended a learner because its node was short of memory."""
-LONGEST_PAUSE = 30.0
-"""Seconds, at most, before a restart after such a failure; the first pauses are 2, 4, 8 and 16 s."""
 STALL_SECONDS = 30.0
 """Seconds of waiting for resources between two warnings."""
-
-
-class Failures:
-    """Counts losses of learners in a row, without an update in between."""
-
-    def __init__(self) -> None:
-        self.count = 0
-        self.since = 0.0  # the time of the first
-
-    def clear(self) -> None:
-        """Forgets them, after an update."""
-        self.count = 0
-
-    def add(self, error: PeerLost) -> float:
-        """Counts a loss; returns the seconds to wait before the learners are restarted.
-
-        Raises:
-            LearnersLost: if there were too many. If nodes are short of memory, only when that has lasted too long.
-        """
-        now = time.monotonic()
-        if self.count == 0:
-            self.since = now
-        self.count += 1
-        short_of_memory = "low on memory" in str(error)
-        tolerated = short_of_memory and now - self.since < MEMORY_SECONDS
-        if self.count > MAX_FAILURES and not tolerated:
-            times = f"{self.count} times in a row without an update"
-            raise LearnersLost(f"learners were lost {times}: {error}") from error
-        if short_of_memory:
-            return min(2.0**self.count, LONGEST_PAUSE)
-        return 0.0
 
 
 class LearnerGroup:
@@ -109,8 +73,7 @@ class LearnerGroup:
 
     Raises:
         ValueError: if the cluster has fewer GPUs than learners, unless it has none and `device` is auto.
-        LearnersLost: from calls, after more than `MAX_FAILURES` failures in a row without an update. Failures for lack
-            of memory are retried for `MEMORY_SECONDS`, with growing pauses.
+        LearnersLost: from calls, after too many losses in a row without an update; see `agent.failures`.
         ray.exceptions.RayTaskError: from calls, if the code of a learner raised; that is a bug and is not retried.
         ray.exceptions.RayActorError: from calls, if the process of a learner could not start; likewise.
     """
@@ -356,7 +319,10 @@ class LearnerGroup:
         The next call that needs learners restarts them from the copy."""
         self._revert()
         self.follow()
-        pause = self.failures.add(error)
+        try:
+            pause = self.failures.add(str(error))
+        except TooManyFailures as many:
+            raise LearnersLost(f"learners were lost {many.count} times in a row without an update: {error}") from error
         self.start_at = time.monotonic() + pause
         if self.joined and self.learner.has_whole_state:
             self._load_survivor()

@@ -155,9 +155,8 @@ def test_processes_killed_for_lack_of_memory_are_replaced(
     ray.init(address=make_cluster(num_cpus=2, _system_config=monitor).address, **START)
     for module in (counting, test_group, test_learner_group):
         ray.cloudpickle.register_pickle_by_value(module)
-    for module in ("actors.ray_pool", "learner.group"):
-        monkeypatch.setattr(f"{module}.MAX_FAILURES", 0)
-        monkeypatch.setattr(f"{module}.MEMORY_SECONDS", 5.0)
+    monkeypatch.setattr("agent.failures.MAX_FAILURES", 0)
+    monkeypatch.setattr("agent.failures.MEMORY_SECONDS", 5.0)
     config = ActorsConfig(num_actors=1, envs_per_actor=ENVS, unroll_length=8)
     with RayPool(partial(make_counting_actor, ENVS), config) as pool:
         pool.publish({"marker": torch.zeros(1)}, 0)

@@ -246,7 +246,7 @@ def test_a_bug_in_an_actor_is_raised_and_not_retried(
 @pytest.mark.ray
 @pytest.mark.slow
 def test_an_actor_that_dies_again_and_again_stops_the_run(cluster: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("actors.ray_pool.MAX_FAILURES", 1)
+    monkeypatch.setattr("agent.failures.MAX_FAILURES", 1)
 
     def dies(actor_id: int, incarnation: int) -> Actor:
         os.kill(os.getpid(), signal.SIGKILL)

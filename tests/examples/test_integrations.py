@@ -80,13 +80,13 @@ def cleanrl(recorded: Recorded) -> tuple[Tensor, Tensor]:
 def torchrl(recorded: Recorded) -> tuple[Tensor, Tensor]:
     pytest.importorskip("torchrl")
     from tensordict import TensorDict
-    from torchrl.data import Categorical
+    from torchrl.data import Categorical, Composite
     from torchrl.modules import set_recurrent_mode
 
     from examples import torchrl_module
 
     memory = torchrl_module.MemoryModule(recorded.core, "embedding", "features")
-    agent = torchrl_module.Agent(recorded.encoder, memory, SIZE, Categorical(3))
+    agent = torchrl_module.Agent(recorded.encoder, memory, SIZE, Composite(action=Categorical(3)))
     state, learning, steps = memory.core.initial_state(ROWS), [], []
     for step in range(recorded.reset.shape[1]):
         reset = recorded.reset[:, step, None]
@@ -224,7 +224,7 @@ def test_cleanrl_ppo_has_the_joint_distribution_of_all_parts() -> None:
     policy = cleanrl_ppo.Actor(ActionVector(parts), SIZE)(torch.randn(5, SIZE))
     first, numbers, last = policy.parts
     actions = policy.sample()
-    expected = first.log_prob(actions[:, 0]) + last.log_prob(actions[:, 3])
+    expected = first.log_prob(actions[:, :1]) + last.log_prob(actions[:, 3:])
     for column in (0, 1):
         own = torch.distributions.Normal(numbers.mean[:, column], numbers.stddev[:, column])
         expected = expected + own.log_prob(actions[:, 1 + column])
@@ -273,6 +273,47 @@ def test_single_environments_take_vectors() -> None:
         env.reset(seed=0)
         speeds.append(env.step(np.array([torque], np.float32))[0][2])
     assert speeds[1] - speeds[0] == pytest.approx(2 * 2 * 3 * 0.05, abs=1e-5)
+
+
+def test_single_environments_have_the_spaces_that_libraries_know(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of choices, of numbers, and of both: an action of a space arrives as that of the environment."""
+    own = gymnasium.spaces.Tuple(
+        [
+            gymnasium.spaces.MultiDiscrete([2, 4]),
+            gymnasium.spaces.Box(0.0, 4.0, (2,)),
+            gymnasium.spaces.Box(-np.inf, np.inf, (1,)),
+            gymnasium.spaces.Discrete(3, start=5),
+        ]
+    )
+    task = imitate(monkeypatch, own)
+    taken: list[Any] = []
+    monkeypatch.setattr(Imitation, "_scores", lambda self, space, action: taken.append(action) or [0.0])
+    env = Single(task)
+    expected = gymnasium.spaces.Dict(
+        {
+            "0": gymnasium.spaces.MultiDiscrete([2, 4]),
+            "1": gymnasium.spaces.Box(np.array([-1, -1, -np.inf]), np.array([1, 1, np.inf]), dtype=np.float32),
+            "2": gymnasium.spaces.MultiDiscrete([3]),
+        }
+    )
+    assert env.action_space == expected
+    env.reset(seed=0)
+    env.step({"0": np.array([1, 3]), "1": np.array([-1.0, 0.5, 7.0], np.float32), "2": np.array([2])})
+    choices, bounded, unbounded, last = taken[0]
+    assert [*choices, *bounded, *unbounded, last] == [1, 3, 0.0, 3.0, 7.0, 7]
+    imitate(monkeypatch, SPACES_OF_ACTIONS["MultiBinary"])
+    assert Single(task).action_space == gymnasium.spaces.MultiDiscrete([2, 2])
+    imitate(monkeypatch, SPACES_OF_ACTIONS["Box"])
+    assert Single(task).action_space == gymnasium.spaces.Box(-1, 1, (2,))
+
+
+def imitate(monkeypatch: pytest.MonkeyPatch, space: gymnasium.Space) -> str:
+    """The spec of a tiny task in a space of actions, for `Single`; 5 is the best return."""
+    monkeypatch.setattr(
+        "examples.single.make_vector",
+        lambda spec, rows: SerialVectorEnv(lambda: adapt(Imitation(space, "vector")), rows),
+    )
+    return "imitation"
 
 
 def cleanrl_rollout() -> tuple[cleanrl_ppo.Args, cleanrl_ppo.Agent, cleanrl_ppo.Rollout, Tensor]:
@@ -357,6 +398,75 @@ def test_sb3_buffers_are_made_alike() -> None:
 
 
 @pytest.mark.usefixtures("two_threads")
+@pytest.mark.parametrize("space", ["MultiDiscrete", "Box", "Box without bounds", "Dict"])
+def test_torchrl_learns_all_kinds_of_actions(space: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("torchrl")
+    from examples import torchrl_module
+
+    ratios: list[float] = []
+    make_loss = torchrl_module.make_loss
+
+    def noted(agent: Any) -> Any:
+        loss = make_loss(agent)
+        loss.register_forward_hook(lambda _, __, output: ratios.append(float(output["max_ratio"])))
+        return loss
+
+    monkeypatch.setattr(torchrl_module, "make_loss", noted)
+    task = imitate(monkeypatch, SPACES_OF_ACTIONS[space])
+    args = torchrl_module.Args(
+        env=task, core="memoryless", num_envs=16, window=8, steps=60 * 16 * 8, minibatches=1, epochs=1,
+        learning_rate=1e-2, gamma=0.0,
+    )  # fmt: skip
+    returns = [score for _, score in torchrl_module.main(args)]
+    assert np.mean(returns[:2]) < 0.75 * 5
+    assert np.mean(returns[-10:]) > 0.85 * 5
+    # One update a batch: the policy that learns is the one that acted.
+    np.testing.assert_allclose(ratios, 1, atol=1e-3)
+
+
+def test_torchrl_has_the_joint_distribution_of_all_actions() -> None:
+    pytest.importorskip("torchrl")
+    from tensordict import TensorDict
+    from torchrl.data import Bounded, Categorical, Composite, MultiCategorical, Unbounded
+    from torchrl.modules import TanhNormal
+
+    from examples import torchrl_module
+
+    torch.manual_seed(0)
+    core = FlatCore(Recorded("compressive").core).core
+    memory = torchrl_module.MemoryModule(core, "embedding", "features")
+    specs = Composite(
+        one=Categorical(3), more=MultiCategorical([2, 4]), within=Bounded(-1, 1, (2,)), numbers=Unbounded((2,))
+    )
+    agent = torchrl_module.Agent(nn.Identity(), memory, SIZE, specs)
+    found = agent.policy(TensorDict({"features": torch.randn(5, SIZE)}, [5]))
+    params = found["params"]
+    assert (found["more"] < torch.tensor([2, 4])).all()
+    logits = params["more", "logits"]
+    choices = [logits[:, index, :size].log_softmax(-1) for index, size in enumerate((2, 4))]
+    picked = [each.gather(1, found["more"][:, [index]]) for index, each in enumerate(choices)]
+    torch.testing.assert_close(found["more_log_prob"], torch.cat(picked, dim=1).sum(dim=1))
+    one = params["one", "logits"].log_softmax(-1).gather(1, found["one"][:, None])[:, 0]
+    torch.testing.assert_close(found["one_log_prob"], one)
+    normal = torch.distributions.Normal(params["numbers", "loc"], params["numbers", "scale"])
+    torch.testing.assert_close(found["numbers_log_prob"], normal.log_prob(found["numbers"]).sum(dim=-1))
+    assert isinstance(agent.policy.get_dist(found).dists["within"], TanhNormal)
+
+
+@pytest.mark.usefixtures("two_threads")
+@pytest.mark.parametrize("space", ["MultiDiscrete", "Box"])
+def test_sb3_learns_choices_and_numbers(space: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("sb3_contrib")
+    from examples import sb3_policy
+
+    task = imitate(monkeypatch, SPACES_OF_ACTIONS[space])
+    args = sb3_policy.Args(env=task, core="memoryless", num_envs=16, steps=30 * 16 * 32)
+    returns = [score for _, score in sb3_policy.main(args)]
+    assert np.mean(returns[:50]) < 0.7 * 5
+    assert np.mean(returns[-100:]) > 0.8 * 5
+
+
+@pytest.mark.usefixtures("two_threads")
 @pytest.mark.parametrize("core", ["compressive", "library"])
 @pytest.mark.parametrize(("library", "example"), [("torchrl", "torchrl_module"), ("sb3_contrib", "sb3_policy")])
 def test_the_other_examples_run(library: str, example: str, core: str) -> None:
@@ -394,3 +504,18 @@ def test_the_example_of_rllib_runs(core: str, monkeypatch: pytest.MonkeyPatch) -
         assert first[0].numel() > 200
         assert first[0].max() < 1e-5
         assert first[8].max() > 1e-5, "and after some updates they are others"
+
+
+@pytest.mark.usefixtures("two_threads")
+@pytest.mark.ray
+@pytest.mark.parametrize("space", ["MultiDiscrete", "Box without bounds", "Dict"])
+def test_rllib_learns_all_kinds_of_actions(space: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("ray.rllib.algorithms.ppo", exc_type=ImportError)
+    from examples import rllib_module
+
+    monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+    task = imitate(monkeypatch, SPACES_OF_ACTIONS[space])
+    args = rllib_module.Args(env=task, core="memoryless", num_envs=16, steps=25 * 16 * 32)
+    returns = [score for _, score in rllib_module.main(args)]
+    assert returns[0] < 0.7 * 5
+    assert np.mean(returns[-3:]) > 0.85 * 5

@@ -178,7 +178,7 @@ def test_learners_fetch_batches_ahead_and_outlive_what_is_lost(
 
 
 def test_learners_that_die_again_and_again_stop_the_run(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(learner_group, "MAX_FAILURES", 1)
+    monkeypatch.setattr("agent.failures.MAX_FAILURES", 1)
     batch = make_batch(make_agent("lstm"), 0)
     with make_group(make("lstm")) as group:
         start = group._start

@@ -10,7 +10,6 @@ import pytest
 import torch
 
 from agent.core import LSTMConfig, index_state, leaves, make_core
-from learner import group as learner_group
 from learner.communicator import Communicator
 from learner.group import LearnerGroup
 from sequences.config import SequenceLearnerConfig
@@ -48,7 +47,7 @@ def test_lost_learners_of_a_sequence_model_leave_the_last_saved_state(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Counters and weights fit each other, so that a rescue after the loss is a checkpoint that can be resumed."""
-    monkeypatch.setattr(learner_group, "MAX_FAILURES", 0)
+    monkeypatch.setattr("agent.failures.MAX_FAILURES", 0)
     config = SequenceLearnerConfig(batch_size=2, sequence_length=4, steps=9, warmup_steps=0, late_start=None)
 
     def replica(comm: Communicator, device: str) -> SequenceLearner:

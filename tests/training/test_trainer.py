@@ -257,7 +257,7 @@ def test_learners_that_cannot_be_replaced(cluster: None, tmp_path: Path, monkeyp
     """All are killed once too often: the last weights are saved without them."""
     import ray
 
-    monkeypatch.setattr("learner.group.MAX_FAILURES", 0)
+    monkeypatch.setattr("agent.failures.MAX_FAILURES", 0)
     groups, start = list[Any](), Trainer.start
 
     def watched(trainer: Trainer, *arguments: Any) -> None:

@@ -1,0 +1,34 @@
+"""How often, and how soon, lost processes are started again."""
+
+import pytest
+
+from agent import failures
+from agent.failures import Failures, TooManyFailures
+
+SHORT = "the node was running low on memory"
+
+
+def test_losses_in_a_row_are_tolerated_five_times() -> None:
+    counted = Failures()
+    assert [counted.add("died") for _ in range(5)] == [0.0] * 5
+    with pytest.raises(TooManyFailures, match="lost 6 times in a row"):
+        counted.add("died")
+
+
+def test_work_in_between_forgets_them() -> None:
+    counted = Failures()
+    for _ in range(20):
+        counted.add("died")
+        counted.clear()
+
+
+def test_for_lack_of_memory_pauses_grow_and_time_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 1000.0
+    monkeypatch.setattr(failures.time, "monotonic", lambda: now)
+    counted = Failures()
+    assert [counted.add(SHORT) for _ in range(8)] == [2.0, 4.0, 8.0, 16.0, 30.0, 30.0, 30.0, 30.0]
+    now += failures.MEMORY_SECONDS - 1
+    assert counted.add(SHORT) == 30.0
+    now += 1
+    with pytest.raises(TooManyFailures, match="lost 10 times"):
+        counted.add(SHORT)
