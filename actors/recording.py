@@ -120,6 +120,8 @@ class Recording:
     poses: [T, 4] x, y, yaw in degrees and room before each action; None if the environment has no `poses`.
     situations: for each of the T steps what the environment knows of it beside the observation, by name: words, such as
         the right object, or words with the x and y of what they name; None if it has no `situations`.
+    instructions: of T steps the text that the observation came with, of which the agent gets numbers of words; None if
+        there is none, or the environment has no `instructions`.
     renderings: [at most RENDERED_STEPS, height, width, 3] uint8 what the environment's `render()` draws before each
         action; None if it was not made for that (see `envs.drawing`).
     otherwise: [T] the counterfactual probability of the action taken: with the example of the choice swapped for its
@@ -158,6 +160,7 @@ class Recording:
     kinds: tuple[str, ...]
     poses: np.ndarray | None
     situations: tuple[Situation, ...] | None
+    instructions: tuple[str, ...] | None
     renderings: np.ndarray | None
     between: np.ndarray | None
     otherwise: np.ndarray | None
@@ -217,6 +220,7 @@ class _Step(NamedTuple):
     attention: _StepAttention
     pose: np.ndarray | None
     situation: Situation | None
+    instruction: str | None
     rendering: np.ndarray | None
     between: np.ndarray | None
     input: np.ndarray
@@ -284,6 +288,7 @@ class _Recorder:
         # What there is to know before the action.
         pose = _ask(actor, "poses")
         situation = _ask(actor, "situations")
+        instruction = _ask(actor, "instructions")
         state = None
         if self.counterfactuals is not None:
             state = actor.envs.get_state()  # type: ignore[attr-defined]
@@ -323,6 +328,7 @@ class _Recorder:
             attention=attention,
             pose=pose,
             situation=situation,
+            instruction=instruction,
             rendering=rendering,
             between=between,
             input=core_input.numpy(),
@@ -544,6 +550,9 @@ def _join(steps: list[_Step], episode: Episode, actor: Actor, counterfactual: _C
     situations = None
     if steps[0].situation is not None:
         situations = tuple(step.situation or {} for step in steps)
+    instructions = None
+    if steps[0].instruction is not None:
+        instructions = tuple(step.instruction or "" for step in steps)
     kinds: tuple[str, ...] = ()
     if isinstance(core, Transformer):
         kinds = core.attention_kinds
@@ -564,6 +573,7 @@ def _join(steps: list[_Step], episode: Episode, actor: Actor, counterfactual: _C
         kinds=kinds,
         poses=_stack(step.pose for step in steps),
         situations=situations,
+        instructions=instructions,
         renderings=_stack(step.rendering for step in steps),
         between=_stack(step.between for step in steps),
         otherwise=counterfactual.otherwise,

@@ -8,7 +8,8 @@
   as in `compressive launch`. The cost of Ray is the CPU time of a step beyond that of "local", over all processes
   (Linux only); on fewer cores than processes the rates only tell how well the machine is shared.
 
-Rates are agent steps a second, medians over turns; one thread a process.
+Rates are agent steps a second, medians over turns; one thread a process. Nothing is replayed, because several learners
+cannot.
 """
 
 import dataclasses
@@ -20,11 +21,11 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-import numpy as np
-
+from agent import Trajectory
 from agent.core import concatenate_states
 from benchmarks.common import cpu_seconds, in_turns, local_ray, make_config, rounded, run
 from envs import make_vector
+from learner.config import ReplayConfig
 from storage.run import Run
 from training.config import RunConfig
 from training.factories import interface, make_actor, make_agent, make_learner
@@ -53,25 +54,33 @@ def plural(number: int, noun: str) -> str:
     return f"{number} {noun}{'s' * (number > 1)}"
 
 
+def steps_of(batch: Trajectory) -> int:
+    """B x T: how many actions there are, each of one or several columns."""
+    return batch.reset[:, 1:].numel()
+
+
 def part_rates(config: RunConfig, learners: dict[str, Any], options: Options) -> dict[str, float]:
     """Steps a second of the environment, of an actor, and of learners, weights for the actors included."""
     rows, length = config.actors.envs_per_actor, config.actors.unroll_length
-    envs, actor = make_vector(config.env, rows), make_actor(config, 0, 0, 0)
+    envs = make_vector(config.env, rows)
+    envs.action_space.seed(0)
+    actor = make_actor(config, 0, 0, 0)
     batch = concatenate_states([actor.unroll(length).trajectory for _ in range(config.unrolls_per_update)])
     envs.reset(seed=0)
-    random, actions = np.random.default_rng(0), interface(config.env).actions
+    # Drawn beforehand, because drawing an action of many parts takes as long as a step of a fast environment.
+    actions = [envs.action_space.sample() for _ in range(length)]
 
     def act_at_random() -> int:
-        for _ in range(length):
-            envs.step(random.integers(actions, size=rows))
+        for action in actions:
+            envs.step(action)
         return rows * length
 
     def learn(learner: Any) -> int:
         learner.update(batch)
         learner.weights()
-        return batch.action.numel()
+        return steps_of(batch)
 
-    works = {"environment": act_at_random, "actor": lambda: actor.unroll(length).trajectory.action.numel()}
+    works = {"environment": act_at_random, "actor": lambda: steps_of(actor.unroll(length).trajectory)}
     works |= {name: partial(learn, learner) for name, learner in learners.items()}
     return in_turns(works, options.seconds, options.turns, warm_up=3)
 
@@ -109,7 +118,7 @@ def start(config: RunConfig, actors: int, learners: int, stack: ExitStack, local
 
 def main(options: Options) -> dict[str, Any]:
     """Measures and returns the figures."""
-    config = make_config(options.preset, options.core, options.env)
+    config = make_config(options.preset, options.core, options.env, replay=ReplayConfig())
     with local_ray(sum(options.actors) * len(options.learners) + sum(options.learners) + 1):
         from learner.group import LearnerGroup
 

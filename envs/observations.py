@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from envs.outputs import MOST_NUMBERS, NUMERIC, Place, at, expression, label, leaves, line
 from envs.vectors import batch_flattener, flattener
-from envs.words import VOCABULARY, hash_words, split_words
+from envs.words import VOCABULARY, beginning, hash_words, split_words
 
 Env = gymnasium.Env[Any, Any]
 Convert = Callable[[Any], Any]
@@ -35,11 +35,33 @@ class Shown(NamedTuple):
     space: of what is shown.
     convert: from observations to what is shown; None if they are shown as they are.
     names: of the parts, if there are several images, or images and numbers.
+    read: from the observation of one environment to its text, for people: of several texts all, and as much as agents
+        get the words of. None if there is no text.
     """
 
     space: spaces.Space[Any]
     convert: Convert | None
     names: tuple[str, ...] = ()
+    read: Callable[[Any], str] | None = None
+
+
+class Instructed(TransformObservation):
+    """An environment with texts in its observations, which agents get as numbers that cannot be turned back."""
+
+    def __init__(self, env: Env, convert: Convert, read: Callable[[Any], str], space: spaces.Space[Any]) -> None:
+        super().__init__(env, convert, space)
+        self.read = read
+        self.latest: Any = None
+
+    def observation(self, observation: Any) -> Any:
+        """What is shown of an observation."""
+        self.latest = observation
+        return super().observation(observation)
+
+    @property
+    def instruction(self) -> str:
+        """The text of the latest observation."""
+        return self.read(self.latest)
 
 
 def adapt_observations(env: Env) -> Env:
@@ -51,7 +73,11 @@ def adapt_observations(env: Env) -> Env:
     shown = shown_as(env.observation_space)
     if shown.convert is None:
         return env
-    adapted = TransformObservation(env, shown.convert, shown.space)
+    adapted: Env
+    if shown.read is None:
+        adapted = TransformObservation(env, shown.convert, shown.space)
+    else:
+        adapted = Instructed(env, shown.convert, shown.read, shown.space)
     if shown.names:
         adapted.metadata = {**env.metadata, "observation_names": shown.names}
     return adapted
@@ -101,6 +127,9 @@ def shown_as(space: spaces.Space[Any], rows: int | None = None) -> Shown:
     places = tuple(texts)
     convert = seen.convert or _unchanged
 
+    def read(observation: Any) -> str:
+        return beginning(" ".join(at(observation, place) for place in places), length)
+
     def numbered(texts: Sequence[str]) -> NDArray[np.int64]:
         return hash_words(split_words(" ".join(texts)), length)
 
@@ -112,7 +141,7 @@ def shown_as(space: spaces.Space[Any], rows: int | None = None) -> Shown:
             instruction = np.stack([numbered(texts) for texts in zip(*found, strict=True)])
         return {"image": convert(observation), "instruction": instruction}
 
-    return Shown(spaces.Dict(image=seen.space, instruction=words), show, seen.names)
+    return Shown(spaces.Dict(image=seen.space, instruction=words), show, seen.names, read)
 
 
 def image_as(space: spaces.Space[Any]) -> Shown | None:

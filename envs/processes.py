@@ -29,6 +29,7 @@ from gymnasium.vector.utils import batch_space, create_empty_array
 from numpy.typing import NDArray
 
 from envs.guard import ForeignError, Interrupted, OutputError, ProcessDied, about_options, described
+from envs.observations import Instructed
 from envs.outputs import number
 
 MakeEnv = Callable[[], gymnasium.Env[Any, Any]]
@@ -212,6 +213,10 @@ class SerialVectorEnv(VectorEnv):
     def render(self) -> tuple[Any, ...]:
         """What each environment draws of itself."""
         return tuple(env.render() for env in self.envs)
+
+    def instructions(self) -> tuple[str | None, ...]:
+        """The text of each environment's latest observation; None where it has no text."""
+        return tuple(env.instruction if isinstance(env, Instructed) else None for env in self.envs)
 
     def close_extras(self, **_: Any) -> None:
         """Closes the environments."""

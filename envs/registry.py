@@ -7,7 +7,9 @@ import ast
 import dataclasses
 import functools
 import inspect
+import os
 import re
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -284,6 +286,8 @@ def drawing(task: str) -> str:
     kind, name, overrides = parse_spec(task)
     if kind not in ("gym", "envpool"):
         return task
+    if sys.platform == "linux" and not ({"DISPLAY", "WAYLAND_DISPLAY"} & set(os.environ)):
+        os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # pygame looks for a screen and complains
     alone = {field: value for field, value in overrides.items() if field != "processes"}  # others cannot draw
     spec = str(Spec(kind, name, {**alone, "render_mode": "rgb_array"}))
     with suppress(ValueError, ImportError, EnvironmentFailed):

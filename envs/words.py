@@ -3,6 +3,7 @@
 import re
 import zlib
 from collections.abc import Sequence
+from itertools import islice
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,12 +12,29 @@ VOCABULARY = 1001
 """Number of word ids: 1 to 1000, as many hash buckets as in IMPALA's code, and 0 for no word."""
 
 
+MOST_CHARACTERS = 1000
+"""Most characters of a text that people are shown."""
+WORD = re.compile(r"\w+|[^\w\s]")
+"""A word, or a punctuation mark."""
+
+
 def hash_words(words: Sequence[str], length: int) -> NDArray[np.int64]:
     """The first `length` words as ids 1..`VOCABULARY` - 1, padded with zeros."""
-    ids = [zlib.crc32(word.encode()) % (VOCABULARY - 1) + 1 for word in words[:length]]
+    ids = [zlib.crc32(word.encode(errors="surrogatepass")) % (VOCABULARY - 1) + 1 for word in words[:length]]
     return np.array(ids + [0] * (length - len(ids)), np.int64)
 
 
 def split_words(text: str) -> list[str]:
     """The words of a text in small letters; each punctuation mark is a word of its own."""
-    return re.findall(r"\w+|[^\w\s]", text.lower())
+    return WORD.findall(text.lower())
+
+
+def beginning(text: str, length: int) -> str:
+    """A text up to the last of its first `length` words; " …" at its end if it goes on."""
+    shown = text[:MOST_CHARACTERS]
+    ends = [word.end() for word in islice(WORD.finditer(shown), length + 1)]
+    if len(ends) > length:
+        shown = shown[: ends[length - 1]]
+    if shown == text:
+        return text
+    return f"{shown} …"

@@ -2,7 +2,7 @@
 
     python -m examples.cleanrl_ppo                        delayed recall over 10 steps, some minutes on one CPU core
     python -m examples.cleanrl_ppo --core lstm --env-id gym:MiniGrid-MemoryS7-v0
-    python -m examples.cleanrl_ppo --env-id gym:popgym-PositionOnlyPendulumEasy-v0      numbers as actions
+    python -m examples.cleanrl_ppo --env-id gym:Pendulum-v1               numbers as actions
 
 The state of the memory is stored once a rollout: that before the rollout's first step. A minibatch is some whole
 sequences, one row an environment, and the core recomputes their features from the stored states.
@@ -91,30 +91,18 @@ class Policy:
     A choice is one column, its index; numbers are a column each.
     """
 
-    def __init__(self, parts: list[Categorical | Independent]) -> None:
+    def __init__(self, parts: list[Independent]) -> None:
         self.parts = parts
+        self.columns = [part.event_shape[0] for part in parts]
 
     def sample(self) -> Tensor:
-        samples = [part.sample() for part in self.parts]
-        columns = [
-            each[..., None].float() if isinstance(part, Categorical) else each
-            for part, each in zip(self.parts, samples)
-        ]
-        return torch.cat(columns, dim=-1)
+        """Actions [..., K]."""
+        return torch.cat([part.sample().float() for part in self.parts], dim=-1)
 
     def log_prob(self, actions: Tensor) -> Tensor:
         """[...], the sum over the parts."""
-        total = torch.zeros(actions.shape[:-1])
-        begin = 0
-        for part in self.parts:
-            if isinstance(part, Categorical):
-                total = total + part.log_prob(actions[..., begin])
-                begin += 1
-            else:
-                width = part.event_shape[0]
-                total = total + part.log_prob(actions[..., begin : begin + width])
-                begin += width
-        return total
+        by_part = zip(self.parts, actions.split(self.columns, dim=-1))
+        return torch.stack([part.log_prob(own) for part, own in by_part]).sum(dim=0)
 
     def entropy(self) -> Tensor:
         """[...], the sum over the parts."""
@@ -140,14 +128,14 @@ class Actor(nn.Module):
                 self.log_stds[str(index)] = nn.Parameter(torch.zeros(outputs))
 
     def forward(self, features: Tensor) -> Policy:
-        parts: list[Categorical | Independent] = []
+        parts: list[Independent] = []
         for index, head in enumerate(self.heads):
             outputs = head(features)
             if str(index) in self.log_stds:
                 std = self.log_stds[str(index)].exp().expand_as(outputs)
                 parts.append(Independent(Normal(outputs, std), 1))
             else:
-                parts.append(Categorical(logits=outputs))
+                parts.append(Independent(Categorical(logits=outputs[..., None, :]), 1))
         return Policy(parts)
 
 

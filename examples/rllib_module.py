@@ -2,6 +2,7 @@
 
     python -m examples.rllib_module                   delayed recall over 10 steps, some minutes on one CPU core
     python -m examples.rllib_module --core library    the library's own LSTM
+    python -m examples.rllib_module --env gym:Pendulum-v1                 numbers as actions
 
 RLlib requires another gymnasium, hence a virtual environment of its own (docs/integrations.md). It keeps a state in
 each episode at every step, as an output of the module, and cuts episodes into pieces of at most `max_seq_len` steps,
@@ -26,6 +27,7 @@ from ray import tune
 from ray.rllib.algorithms.ppo import PPOConfig
 from ray.rllib.connectors.connector_v2 import ConnectorV2
 from ray.rllib.core.columns import Columns
+from ray.rllib.core.models.catalog import Catalog
 from ray.rllib.core.rl_module.apis.value_function_api import ValueFunctionAPI
 from ray.rllib.core.rl_module.default_model_config import DefaultModelConfig
 from ray.rllib.core.rl_module.rl_module import RLModuleSpec
@@ -50,7 +52,9 @@ class MemoryModule(TorchRLModule, ValueFunctionAPI):
         size = self.model_config["core"].model_size
         self.encoder = nn.Sequential(nn.Linear(self.observation_space.shape[0], size), nn.ReLU(), nn.Linear(size, size))
         self.core = FlatCore(make_core(self.model_config["core"]))
-        self.policy = nn.Linear(size, int(self.action_space.n))
+        # The library's own distribution for the space of actions; Catalog has no public way to it without its networks.
+        self.action_dist_cls = Catalog._get_dist_cls_from_action_space(self.action_space, framework="torch")
+        self.policy = nn.Linear(size, self.action_dist_cls.required_input_dim(self.action_space))
         self.value = nn.Linear(size, 1)
 
     def get_initial_state(self) -> dict[str, np.ndarray]:

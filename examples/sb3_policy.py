@@ -3,6 +3,7 @@
     pip install -e '.[sb3]'
     python -m examples.sb3_policy                   delayed recall over 10 steps, some minutes on one CPU core
     python -m examples.sb3_policy --core library    the library's own LSTM
+    python -m examples.sb3_policy --env gym:Pendulum-v1                 numbers as actions
 
 `MemoryPolicy` runs in RecurrentPPO as it is. The library stores states at every step, four of them (hidden and cell,
 actor and critic), because its minibatches begin anywhere. `SequenceBuffer` stores them once a rollout, and its

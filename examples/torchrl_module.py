@@ -3,10 +3,13 @@
     pip install -e '.[torchrl]'
     python -m examples.torchrl_module                   delayed recall over 10 steps, some minutes on one CPU core
     python -m examples.torchrl_module --core library    the library's own LSTM
+    python -m examples.torchrl_module --env gym:Pendulum-v1                 numbers as actions
 
 The contract: the state is an entry of the TensorDict. A primer adds its initial value (zeros) to each reset, the module
 writes the next one under "next", and `is_init` marks the first step of an episode. In recurrent mode the module reads
 whole windows [B, T] and the state of their first step alone, so that `keep_first` may drop all others.
+
+Actions are entries of the TensorDict, too: one for each space of `examples.single.spaces_of`.
 
 Axes: N environments, T steps of a window, B windows of a minibatch, D features.
 """
@@ -19,11 +22,19 @@ import numpy as np
 import torch
 import tyro
 from tensordict import TensorDictBase
-from tensordict.nn import TensorDictModule, TensorDictModuleBase, TensorDictSequential
+from tensordict.nn import (
+    CompositeDistribution,
+    NormalParamExtractor,
+    TensorDictModule,
+    TensorDictModuleBase,
+    TensorDictSequential,
+    set_composite_lp_aggregate,
+)
 from torch import Tensor, nn
-from torch.distributions import Categorical
+from torch.distributions import Categorical, Distribution, Independent
 from torchrl.collectors import Collector
-from torchrl.data import Unbounded
+from torchrl.data import Bounded, Composite, MultiCategorical, TensorSpec, Unbounded
+from torchrl.data import Categorical as CategoricalSpec
 from torchrl.envs import (
     Compose,
     EnvBase,
@@ -34,7 +45,15 @@ from torchrl.envs import (
     TensorDictPrimer,
     TransformedEnv,
 )
-from torchrl.modules import LSTMModule, ProbabilisticActor, ValueOperator, recurrent_mode, set_recurrent_mode
+from torchrl.modules import (
+    IndependentNormal,
+    LSTMModule,
+    ProbabilisticActor,
+    TanhNormal,
+    ValueOperator,
+    recurrent_mode,
+    set_recurrent_mode,
+)
 from torchrl.objectives import ClipPPOLoss
 from torchrl.objectives.value.functional import generalized_advantage_estimate
 
@@ -79,6 +98,39 @@ def rows_of(data: TensorDictBase, rows: Tensor, key: str) -> TensorDictBase:
     return batch.set(key, data[key][rows, :1].expand(*batch.shape, -1))
 
 
+class Choices(Independent):
+    """Several independent choices [.., K]; logits [.., K, most] are minus infinity where there is no choice."""
+
+    def __init__(self, logits: Tensor) -> None:
+        super().__init__(Categorical(logits=logits), 1)
+
+
+class ChoicesHead(nn.Module):
+    """The logits of `Choices` with some sizes, of features."""
+
+    def __init__(self, size: int, sizes: Tensor) -> None:
+        super().__init__()
+        self.register_buffer("absent", torch.arange(int(sizes.max())) >= sizes[:, None])
+        self.linear = nn.Linear(size, self.absent.numel())
+
+    def forward(self, features: Tensor) -> Tensor:
+        logits = self.linear(features).unflatten(-1, self.absent.shape)
+        return logits.masked_fill(self.absent, -torch.inf)
+
+
+def head_of(spec: TensorSpec, size: int) -> tuple[nn.Module, list[str], type[Distribution]]:
+    """What makes the parameters of an action's distribution of features, their names, and the distribution."""
+    if isinstance(spec, MultiCategorical):
+        return ChoicesHead(size, spec.nvec), ["logits"], Choices
+    if isinstance(spec, CategoricalSpec) and spec.shape:  # choices of equal sizes
+        return ChoicesHead(size, torch.full(spec.shape, spec.space.n)), ["logits"], Choices
+    if isinstance(spec, CategoricalSpec):
+        return nn.Linear(size, spec.space.n), ["logits"], Categorical
+    head = nn.Sequential(nn.Linear(size, 2 * spec.shape[-1]), NormalParamExtractor())
+    bounded = isinstance(spec, Bounded) and bool(spec.space.low.isfinite().all())  # then by -1..1, as TanhNormal is
+    return head, ["loc", "scale"], TanhNormal if bounded else IndependentNormal
+
+
 @dataclass
 class Args:
     """Sizes and constants."""
@@ -99,14 +151,29 @@ class Args:
 
 
 class Agent:
-    """The modules: encoder, memory, and the heads of policy and value on its features [.., D]."""
+    """The modules: encoder, memory, and the heads of policy and value on its features [.., D].
 
-    def __init__(self, encoder: nn.Module, memory: TensorDictModuleBase, size: int, action_spec: Any) -> None:
+    `action_spec` has the specs of all actions of one environment by name.
+    """
+
+    def __init__(self, encoder: nn.Module, memory: TensorDictModuleBase, size: int, action_spec: Composite) -> None:
         self.memory = memory
         self.trunk = TensorDictSequential(TensorDictModule(encoder, ["observation"], ["embedding"]), memory)
-        head = TensorDictModule(nn.Linear(size, action_spec.space.n), ["features"], ["logits"])
+        self.actions = list(action_spec.keys())
+        heads = []
+        distributions = {}
+        for name, spec in action_spec.items():
+            head, parameters, distributions[name] = head_of(spec, size)
+            heads.append(TensorDictModule(head, ["features"], [("params", name, each) for each in parameters]))
+        set_composite_lp_aggregate(False).set()  # the library's losses want the log-probability of each action
         self.policy = ProbabilisticActor(
-            head, in_keys=["logits"], spec=action_spec, distribution_class=Categorical, return_log_prob=True
+            TensorDictSequential(*heads),
+            in_keys=["params"],
+            out_keys=self.actions,
+            spec=action_spec,
+            distribution_class=CompositeDistribution,
+            distribution_kwargs={"distribution_map": distributions},
+            return_log_prob=True,
         )
         self.value = ValueOperator(nn.Linear(size, 1), in_keys=["features"])
         self.acting = TensorDictSequential(self.trunk, self.policy, self.value)
@@ -132,7 +199,16 @@ def make_agent(env: EnvBase, args: Args) -> Agent:
     else:
         memory = MemoryModule(make_core(matched_cores(sizes, 8, 4)[args.core]), "embedding", "features")
     encoder = nn.Sequential(nn.Linear(inputs, size), nn.ReLU(), nn.Linear(size, size))
-    return Agent(encoder, memory, size, env.action_spec)
+    return Agent(encoder, memory, size, env.full_action_spec_unbatched)
+
+
+def make_loss(agent: Agent) -> ClipPPOLoss:
+    """The library's loss of all actions together."""
+    loss = ClipPPOLoss(
+        agent.policy, agent.value, clip_epsilon=0.2, entropy_coeff=0.01, critic_coeff=0.5, normalize_advantage=True
+    )
+    loss.set_keys(action=agent.actions, sample_log_prob=[f"{name}_log_prob" for name in agent.actions])
+    return loss
 
 
 def make_envs(args: Args) -> TransformedEnv:
@@ -177,9 +253,7 @@ def main(args: Args) -> list[tuple[int, float]]:
     envs.set_seed(args.seed)
     agent = make_agent(envs, args)
     envs.append_transform(agent.memory.make_tensordict_primer())
-    loss = ClipPPOLoss(
-        agent.policy, agent.value, clip_epsilon=0.2, entropy_coeff=0.01, critic_coeff=0.5, normalize_advantage=True
-    )
+    loss = make_loss(agent)
     optimizer = torch.optim.Adam([*loss.parameters(), *agent.trunk.parameters()], lr=args.learning_rate)
     collector = Collector(envs, agent.acting, frames_per_batch=args.num_envs * args.window, total_frames=args.steps)
     returns, steps, start = list[tuple[int, float]](), 0, time.perf_counter()

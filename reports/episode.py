@@ -75,6 +75,11 @@ def page_data(recordings: Sequence[Recording], title: str, core: str, limit: int
         "drawn": None if first.reconstructions is None else first.reconstructions.shape[1:],
         "plan": first.floor_plan if first.poses is not None else None,
         "rule": first.rule,
+        "chooses": any(recording.choices.any() for recording in recordings),
+        # What `what_is_kept` may find in the many episodes of a report.
+        "reported": any(
+            each.compressed and (each.situations or each.reconstructions is not None) for each in recordings
+        ),
         "kept": kept if kept and (kept["views"] or kept["names"]["rows"]) else None,
         "sheet": {"columns": 10, "rows": SHEET_FRAMES // 10, "width": width, "height": height},
         "episodes": episodes,
@@ -113,9 +118,21 @@ def _episode(recording: Recording, pictures: np.ndarray) -> tuple[dict[str, Any]
         "layers": layers,
         "kinds": recording.kinds,
         "situations": recording.situations and list(map(_plain, recording.situations[:steps])),
+        "instructions": _instructions(recording, steps),
         "poses": None if recording.poses is None else [rounded(pose) for pose in recording.poses[:steps]],
     }
     return episode, len(json.dumps(episode))
+
+
+def _instructions(recording: Recording, steps: int) -> list[tuple[int, str]] | None:
+    """The steps at which the text of the environment is another one than before, each with that text."""
+    if recording.instructions is None:
+        return None
+    changes: list[tuple[int, str]] = []
+    for step, text in enumerate(recording.instructions[:steps]):
+        if not changes or text != changes[-1][1]:
+            changes.append((step, text))
+    return changes
 
 
 def _column(column: Column) -> dict[str, Any]:

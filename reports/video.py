@@ -19,8 +19,8 @@ VIEW, PANEL, STRIP = (640, 480), 280, 120
 """Pixels: width and height of the view, width of the panel beside it, height of the remembered views below it."""
 LOOKS = 5
 """Remembered views below the view."""
-ACTION_LINES, ACTION_WIDTH = 4, 20
-"""Most lines of what is said of an action, and most characters of a line."""
+ACTION_LINES, INSTRUCTION_LINES, LINE_WIDTH = 4, 5, 20
+"""Most lines of what is said of an action and of an instruction, and most characters of a line."""
 REWARD_SECONDS = 0.7
 """A reward is shown so long."""
 TEXT, FAINT, BAND = (235, 237, 240), (130, 136, 148), (44, 48, 58)
@@ -55,6 +55,7 @@ def pictures(recordings: Sequence[Recording]) -> Iterator[np.ndarray]:
         returns, chosen = recording.returns, [(recording.choices == sign).cumsum() for sign in (1, -1)]
         shown = views(recording)
         actions = action_lines(recording)
+        instructions = instruction_lines(recording)
         labels = panels(recording)
         kept = max(1, round(REWARD_SECONDS * recording.fps))
         for step, (view, remembered) in enumerate(zip(shown, looks(recording, LOOKS))):
@@ -63,7 +64,7 @@ def pictures(recordings: Sequence[Recording]) -> Iterator[np.ndarray]:
             frame.labels(labels, view.shape[:2])
             frame.line("episode", f"{number} of {len(recordings)}")
             frame.line("step", f"{step}")
-            for name, value in actions[step]:
+            for name, value in [*instructions[step], *actions[step]]:
                 frame.line(name, value)
             frame.line("value", f"{recording.values[step]:+.2f}")
             reward = recording.rewards[max(0, step - kept) : step].sum()
@@ -101,18 +102,39 @@ def action_lines(recording: Recording) -> list[list[tuple[str, str]]]:
             if names == ("action",):  # as the line itself is called
                 lines = values
         else:
-            lines = textwrap.wrap("  ".join(values), ACTION_WIDTH, max_lines=ACTION_LINES, placeholder=" …")
-        titles = ["action", *[""] * (len(lines) - 1)]
-        found.append(list(zip(titles, lines, strict=True)))
+            lines = textwrap.wrap("  ".join(values), LINE_WIDTH, max_lines=ACTION_LINES, placeholder=" …")
+        found.append(_titled("action", lines))
+    return _equally_long(found)
 
-    # As many lines at every step, so that what is below them stays in its place.
+
+def instruction_lines(recording: Recording) -> list[list[tuple[str, str]]]:
+    """What the film says of the environment's text at each step, as `action_lines`; no lines if there is none."""
+    if recording.instructions is None:
+        return [[] for _ in recording.actions]
+    found: list[list[tuple[str, str]]] = []
+    for text in recording.instructions:
+        # An environment may put there what a font cannot draw.
+        plain = "".join(letter if letter.isprintable() else " " for letter in text)
+        lines = textwrap.wrap(plain, LINE_WIDTH, max_lines=INSTRUCTION_LINES, placeholder=" …")
+        found.append(_titled("instruction", lines or [""]))
+    return _equally_long(found)
+
+
+def _titled(title: str, lines: list[str]) -> list[tuple[str, str]]:
+    """Lines, the first of which has a title."""
+    titles = [title, *[""] * (len(lines) - 1)]
+    return list(zip(titles, lines, strict=True))
+
+
+def _equally_long(found: list[list[tuple[str, str]]]) -> list[list[tuple[str, str]]]:
+    """As many lines at every step, so that what is below them stays in its place."""
     most = max(map(len, found))
     return [lines + [("", "")] * (most - len(lines)) for lines in found]
 
 
 def shortened(name: str) -> str:
     """A name of a column that leaves room for its value; the end of a long one, which tells it from others."""
-    most = ACTION_WIDTH - 9
+    most = LINE_WIDTH - 9
     if len(name) <= most:
         return name
     return "…" + name[1 - most :]

@@ -148,7 +148,8 @@ def bars(vectors: np.ndarray, width: int) -> np.ndarray:
     shown = COLOURS[np.where(lit, colours, 0)].reshape(time, rows * high, columns, 3)
     shown = shown.repeat(wide, axis=2)
     shown[:, :, wide - 1 :: wide] = COLOURS[0]  # a gap between bars
-    return np.pad(shown, [(0, 0), (0, 0), (0, width - columns * wide), (0, 0)])
+    beside = np.full((*shown.shape[:2], width - columns * wide, 3), BACKGROUND, np.uint8)
+    return np.concatenate([shown, beside], axis=2)
 
 
 def looks(recording: Recording, count: int) -> Iterator[list[Look]]:

@@ -5,7 +5,7 @@ const MEANS = {
   compressed: (count, each) => `${count} slots of still older steps, each a learned summary of ${each === 1 ? "one step" : `${each} steps (compression rate ${each})`}`,
   routed: (count) => `${count} slots of steps of any age, of which a step sees those in the cluster of its own content`,
 };
-const MEAN = "mean", SHOWN = 12, LARGEST = 104, SMALLEST = 22, INSET = 8;
+const MEAN = "mean", SHOWN = 12, LARGEST = 104, WIDEST = 208, SMALLEST = 22, INSET = 8;
 
 let episode, sheets, step = 0, timer = null, charts = [], led = false;
 
@@ -137,13 +137,17 @@ function mark() {
   }));
 }
 
+// The environment's text at a step.
+const instructed = (of, at) => of.instructions.filter(([from]) => from <= at).at(-1)[1];
+
 function facts() {
   const chosen = episode.choices[step] ? [["choice", episode.choices[step] > 0 ? "right" : "wrong"]] : [];
   const room = DATA.plan && episode.poses ? [["place", DATA.plan.rooms[episode.poses[step][3]]]] : [];
   const known = Object.entries(episode.situations?.[step] ?? {}).map(([name, words]) => [name, [].concat(words)[0]]);
+  const told = episode.instructions ? [["instruction", instructed(episode, step)]] : [];
   const vector = DATA.columns.length > 0;
   const rows = [
-    ["step", `${step} of ${episode.values.length - 1}`], ["action", vector ? briefly(episode, step) : DATA.actions[episode.actions[step]]],
+    ["step", `${step} of ${episode.values.length - 1}`], ...told, ["action", vector ? briefly(episode, step) : DATA.actions[episode.actions[step]]],
     ["value", signed(episode.values[step])], ["score so far", signed(episode.scores[step])], ...room, ...known, ...chosen,
   ];
   if (vector) showColumns(episode, step);
@@ -349,7 +353,8 @@ function thumbnail(slot, largest) {
   const { kind, first, last, weight } = slot, cluster = inCluster(slot);
   const count = last - first + 1, columns = Math.ceil(Math.sqrt(count)), rows = Math.ceil(count / columns);
   const widest = get("strip").clientWidth - 2 * INSET, most = (widest * DATA.sheet.height) / DATA.sheet.width;
-  const height = Math.min(most, Math.max(SMALLEST, LARGEST * Math.sqrt(weight / largest)));
+  const tall = Math.min(LARGEST, (WIDEST * DATA.sheet.height) / DATA.sheet.width);  // the largest weight's
+  const height = Math.min(most, tall * Math.max(SMALLEST / LARGEST, Math.sqrt(weight / largest)));
   const width = (height * DATA.sheet.width) / DATA.sheet.height;
   const now = last === step && first === step;
   const canvas = element("canvas", { "aria-hidden": "true" });

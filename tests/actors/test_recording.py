@@ -1,5 +1,7 @@
 """Recordings repeat what was played, and trace every key slot to the steps of a literal memory."""
 
+import os
+import sys
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -25,7 +27,7 @@ from envs.rooms import RoomsVectorEnv, oracle_actions
 from reports.compression import what_is_kept
 from reports.episode import page_data
 from reports.video import film
-from reports.views import BARS, WIDTH, bars, looks, views, what_is_seen
+from reports.views import BACKGROUND, BARS, WIDTH, bars, looks, views, what_is_seen
 
 ENV = "rooms:small,episode_frames=100"
 STEPS = 25
@@ -346,6 +348,8 @@ def test_bars_have_the_height_of_their_elements() -> None:
     assert first[: BARS // 2, 0].all()
     assert first[BARS // 2 :, 1].all()
     assert second.sum(axis=0).tolist() == [BARS // 4 + 1, BARS // 4 + 1, 1]
+    beside = bars(np.ones((1, 3)), 32)[0, :, 30:]
+    assert (beside == BACKGROUND).all()
     positive = bars(np.array([[1.0], [0.5]]), 30)[:, :, 3, 0] > 20
     assert positive.sum(axis=1).tolist() == [BARS, BARS // 2 + 1]
 
@@ -403,6 +407,19 @@ def test_an_environment_of_vectors_draws_itself(monkeypatch: pytest.MonkeyPatch)
     np.testing.assert_array_equal(shown[:, :RENDERED], recording.renderings)
     assert shown.shape == (5, RENDERED + BARS, 300, 3)
     assert drawing(ENV) == ENV
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere a variable does not tell whether there is a screen")
+def test_pygame_looks_for_no_screen_where_there_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("SDL_VIDEODRIVER", "DISPLAY", "WAYLAND_DISPLAY"):
+        monkeypatch.setenv(name, "")  # which is restored
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("WAYLAND_DISPLAY", "wayland-0")
+    drawing("gym:Drawn-v0")
+    assert "SDL_VIDEODRIVER" not in os.environ
+    monkeypatch.delenv("WAYLAND_DISPLAY")
+    drawing("gym:Drawn-v0")
+    assert os.environ["SDL_VIDEODRIVER"] == "dummy"
 
 
 def test_pictures_of_long_episodes_end(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ from envs.processes import batch
 from reports.actions import columns, means, received
 from reports.episode import page_data
 from reports.pages import render_page
-from reports.video import action_lines, film
+from reports.video import action_lines, film, instruction_lines
 from reports.views import BACKGROUND, BARS, WIDTH, Panel, coloured, panels, views, what_is_seen
 from tests.commands.pages import Elements, shown_frames, unpacked
 
@@ -68,19 +68,34 @@ class Robot(gymnasium.Env[Any, Any]):
         }
 
 
+TAG = "</script><img src=x onerror=alert(1)>"
+TEXTS = ["Go to the red ball", "Go to the red ball", f"{TAG}\0\n\ud800<!-- {{{{ json }}}}", ""]
+"""Of each step; the third one tries to leave a page, and has characters that no font can draw."""
+
+
+class Told(Robot):
+    """It says what to do, and this changes within an episode."""
+
+    observation_space = spaces.Dict(arm=Robot.observation_space["arm"], told=spaces.Text(100))
+
+    def _look(self) -> dict[str, Any]:
+        return {"arm": super()._look()["arm"], "told": TEXTS[self.time % STEPS]}
+
+
 def unknown(states: object) -> Any:
     """What would have been seen with another example; it is not asked for where actions are vectors."""
     raise AssertionError("counterfactuals were asked for")
 
 
-def record_robot() -> Recording:
+def record_robot(robot: type[Robot] = Robot) -> Recording:
     """An episode with the actions `SAMPLED`."""
     torch.manual_seed(0)
-    envs = batch(lambda: adapt(checked(Robot())), 1)
+    envs = batch(lambda: adapt(checked(robot())), 1)
     envs.counterfactuals = unknown  # type: ignore[attr-defined]
     seen = read_interface(envs)
     config = AgentConfig(torso="small", torso_size=8, core=LSTMConfig(8), action_bounds="squash")
-    actor = Actor(envs, Agent(config, seen.observation_shape, seen.actions), actor_id=0, seed=3)
+    agent = Agent(config, seen.observation_shape, seen.actions, seen.vocabulary)
+    actor = Actor(envs, agent, actor_id=0, seed=3)
     act = actor.act
 
     def chosen(**options: Any) -> tuple[Tensor, AgentOutput]:
@@ -208,6 +223,50 @@ def test_the_film_leaves_out_what_does_not_fit(recording: Recording) -> None:
     assert len(lines) == 4
     assert lines[0] == ("action", "1  1  1  1  1  1  1")
     assert lines[3][1].endswith(" …")
+
+
+def test_texts_are_recorded_beside_the_numbers_of_their_words(recording: Recording) -> None:
+    told = record_robot(Told)
+    assert told.instructions == tuple(TEXTS)
+    assert told.observations.shape == (STEPS, 2)
+    assert recording.instructions is None
+    assert instruction_lines(recording) == [[]] * STEPS
+
+
+def test_a_page_shows_texts_where_they_change_and_escapes_them() -> None:
+    data = page_data([record_robot(Told)], "Told", "lstm")
+    (episode,) = data["episodes"]
+    assert episode["instructions"] == [(0, TEXTS[0]), (2, TEXTS[2]), (3, "")]
+    page = render_page("episode", data | {"related": []})
+    Elements(page)
+    assert "<img" not in page
+    assert "\\u003c/script>\\u003cimg src=x onerror=alert(1)>" in page
+
+
+def test_a_page_speaks_only_of_what_there_is(recording: Recording) -> None:
+    crosses, report = "Crosses above the slider", "What compression keeps and loses"
+    page = render_page("episode", page_data([recording], "title", "lstm") | {"related": []})
+    assert crosses in page
+    assert report not in page
+    never = replace(recording, choices=np.zeros(STEPS, int))
+    assert crosses not in render_page("episode", page_data([never], "title", "lstm") | {"related": []})
+
+
+def test_the_film_shows_texts_in_few_lines_as_far_as_a_font_can_draw_them(tmp_path: Path) -> None:
+    told = record_robot(Told)
+    first, second, hostile, last = instruction_lines(told)
+    assert first == second == [("instruction", "Go to the red ball"), *[("", "")] * 2]
+    assert last == [("instruction", ""), *[("", "")] * 2]
+    assert [title for title, _ in hostile] == ["instruction", "", ""]
+    assert "".join(line for _, line in hostile).isprintable()
+    assert hostile[0][1] == "</script><img src=x"
+    film([told], tmp_path / "told.mp4")
+    with av.open(tmp_path / "told.mp4") as video:
+        assert sum(1 for _ in video.decode(video=0)) == STEPS
+    long = replace(told, instructions=("word " * 99,) * STEPS)
+    (lines, *_) = instruction_lines(long)
+    assert len(lines) == 5
+    assert lines[4][1].endswith(" …")
 
 
 def test_counterfactuals_are_for_actions_of_discrete_spaces(recording: Recording) -> None:

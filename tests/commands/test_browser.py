@@ -14,10 +14,12 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from actors.recording import record_episodes
 from commands import main
 from reports.episode import page_data
 from reports.pages import write_page
-from tests.actors.test_recording_parts import record_robot
+from tests.actors.test_recording import compressive, make_actor
+from tests.actors.test_recording_parts import TAG, TEXTS, Told, record_robot
 from tests.commands.pages import embedded, shown_frames, unpacked
 from tests.commands.test_watch import serving
 
@@ -378,6 +380,37 @@ def test_a_watched_run_is_updated(tab: Any, finished: tuple[Path, str], tmp_path
         assert tab.locator("video").get_attribute("src") == "videos/final.mp4"
         tab.click("text=final.html")
         tab.wait_for_selector("body[data-ready]", timeout=60_000)
+
+
+def test_an_instruction_is_text_whatever_it_says(tab: Any, tmp_path: Path) -> None:
+    page = write_page(tmp_path / "told.html", "episode", page_data([record_robot(Told)], "Told", "lstm"))
+    show(tab, page)
+    said = []
+    for _ in TEXTS:
+        (value,) = tab.evaluate(
+            "[...document.querySelectorAll('#facts dt')].filter((name) => name.textContent === 'instruction')"
+            ".map((name) => name.nextElementSibling.textContent)"
+        )
+        said.append(value)
+        tab.keyboard.press("ArrowRight")
+    assert said[0] == said[1] == TEXTS[0]
+    assert said[2].startswith(TAG)
+    assert said[3] == ""
+    assert tab.locator("img").count() == 0
+
+
+def test_wide_pictures_of_steps_are_beside_each_other(tab: Any, tmp_path: Path) -> None:
+    (recording,) = record_episodes(make_actor(compressive(), "diagnostic:tmaze,length=9"), 1)
+    page = write_page(tmp_path / "wide.html", "episode", page_data([recording], "Wide", "compressive"))
+    show(tab, page)
+    tab.keyboard.press("End")
+    assert tab.evaluate("DATA.sheet.width / DATA.sheet.height") > 4
+    found = tab.locator(".slot canvas").evaluate_all(
+        "(all) => all.map((canvas) => [canvas.clientWidth, Number(canvas.parentElement.dataset.weight)])"
+    )
+    widths, weights = np.array(found).T
+    assert widths.max() == pytest.approx(208, abs=2)
+    np.testing.assert_allclose(widths, 208 * np.sqrt(weights / weights.max()), atol=3)
 
 
 def test_vectors_of_actions_fit_on_a_narrow_screen(tab: Any, tmp_path: Path) -> None:

@@ -73,6 +73,12 @@ def test_runs_of_steps_of_a_cluster_are_named_apart() -> None:
     assert line == "60 % goes to cluster 2 of group 1, which holds steps 3–5, 9, 11–12."
 
 
+def test_an_instruction_is_shown_until_there_is_another_one() -> None:
+    of = {"instructions": [[0, "go to the ball"], [2, ""], [3, "stop"]]}
+    found = evaluated("[0, 1, 2, 3, 9].map((at) => instructed(of, at))", of=of)
+    assert found == ["go to the ball", "go to the ball", "", "stop", "stop"]
+
+
 @pytest.mark.parametrize("yaw", [0, 75, -170])
 def test_bearings_grow_to_the_left_in_a_field_with_two_halves(yaw: int) -> None:
     turns = [-179, -46, -44, -1, 0, 30, 44, 46, 100]

@@ -107,7 +107,7 @@ def test_specs() -> None:
 @pytest.mark.parametrize(
     ("spec", "message"),
     [
-        ("atari:pong", "rooms, dmlab, gym, dm, diagnostic"),
+        ("atari:pong", "rooms, dmlab, gym, dm, envpool, diagnostic"),
         ("rooms:large", "full, .*small"),
         ("rooms:full,colour=red", "object_scale"),
         ("rooms:full,hud", "field=value"),

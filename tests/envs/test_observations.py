@@ -13,7 +13,7 @@ from envs.gym import adapt
 from envs.observations import MOST_WORDS
 from envs.outputs import MOST_NUMBERS, NUMERIC, leaves
 from envs.processes import batch
-from envs.words import VOCABULARY, hash_words, split_words
+from envs.words import MOST_CHARACTERS, VOCABULARY, beginning, hash_words, split_words
 from tests.envs.generated import draw_space
 from tests.envs.odd import Camera
 
@@ -184,11 +184,22 @@ def test_several_texts_are_joined_and_long_ones_cut() -> None:
     assert len(words) > MOST_WORDS
     assert observation["instruction"].tolist() == hash_words(words, MOST_WORDS).tolist()
     assert env.observation_space.contains(observation)
+    read, dots = env.instruction[:-2], env.instruction[-2:]
+    assert dots == " …"
+    assert f"{first} {other['told']}".startswith(read)
+    assert split_words(read) == words[:MOST_WORDS]
 
 
 def test_words_are_without_capitals_and_punctuation_is_apart() -> None:
     assert split_words("Go to the  red_ball, then\nstop!") == ["go", "to", "the", "red_ball", ",", "then", "stop", "!"]
     assert split_words("") == []
+
+
+def test_people_read_what_agents_get_the_words_of() -> None:
+    assert beginning("Go to  the ball, then\nstop!\n", 8) == "Go to  the ball, then\nstop!\n"
+    assert beginning("Go to  the ball, then\nstop!\n", 7) == "Go to  the ball, then\nstop …"
+    assert beginning("", 1) == ""
+    assert beginning("a" * (MOST_CHARACTERS + 1), 2) == "a" * MOST_CHARACTERS + " …"
 
 
 def test_a_batch_of_parts_is_the_same_in_processes() -> None:
