@@ -15,20 +15,20 @@ class PopArt(nn.Linear):
 
     Buffers:
         mean, second_moment: [K] float64, running moments of the targets.
-        reward_size: [K] float64, running mean of the absolute values of rewards.
+        reward_square: [K] float64, running mean of the squares of rewards.
         batches: [K] int64, batches with targets of each task.
     """
 
     mean: Tensor
     second_moment: Tensor
-    reward_size: Tensor
+    reward_square: Tensor
     batches: Tensor
 
     def __init__(self, size: int, tasks: int) -> None:
         super().__init__(size, tasks)
         self.register_buffer("mean", torch.zeros(tasks, dtype=torch.float64))
         self.register_buffer("second_moment", torch.ones(tasks, dtype=torch.float64))
-        self.register_buffer("reward_size", torch.zeros(tasks, dtype=torch.float64))
+        self.register_buffer("reward_square", torch.zeros(tasks, dtype=torch.float64))
         self.register_buffer("batches", torch.zeros(tasks, dtype=torch.int64))
 
     @property
@@ -100,7 +100,7 @@ class PopArt(nn.Linear):
                 equal shares instead, since moments that begin at 0 and 1 would be wrong for many updates.
             skipped: scalar, 1 to change nothing, bit for bit.
             added: what was added to the values of each task, see `first_values`; it is part of them from now on.
-            rewards: `sums` of the absolute rewards, whose mean moves at a tenth of the rate: they may be rare.
+            rewards: `sums` of the rewards, whose size moves at a tenth of the rate: they may be rare.
         """
         count, total, squares = sums
         known = count > 0
@@ -115,9 +115,9 @@ class PopArt(nn.Linear):
         self._move(self.mean, total / count.clamp(min=1), share, known)
         self._move(self.second_moment, squares / count.clamp(min=1), share, known)
         if rewards is not None:
-            count, total, _ = rewards
+            count, _, squares = rewards
             share = (1 / self.batches.clamp(min=1).double()).clamp(min=rate / 10)
-            self._move(self.reward_size, total / count.clamp(min=1), share, known)
+            self._move(self.reward_square, squares / count.clamp(min=1), share, known)
 
         # w' = w scale / scale', b' = (scale b + mean - mean') / scale'.
         ratio = scale / self.scale

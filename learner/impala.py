@@ -43,7 +43,7 @@ class ForwardPass(NamedTuple):
     losses: the network's own losses, such as those of the compression.
     task: [B] int64, the task of each row; None without PopArt.
     scale: [B, 1], the standard deviation of the value targets of the row's task; 1 without PopArt.
-    reward_size: [B, 1], the mean absolute reward of the row's task; 0 without PopArt.
+    reward_size: [B, 1], the root mean square of the rewards of the row's task; 0 without PopArt.
     added: [K], what was added to the values of each task, see `PopArt.first_values`.
     """
 
@@ -64,7 +64,7 @@ class BackwardPass(NamedTuple):
     sums: scalar metrics by name, the losses first. Each is this learner's share of the sum over the learners.
     maxima: scalar metrics by name, which are the same on all learners.
     schedules: learning rate and entropy cost.
-    tasks: [2, 3, K], `PopArt.sums` of value targets and of absolute rewards, over all learners; None without PopArt.
+    tasks: [2, 3, K], `PopArt.sums` of value targets and of rewards, over all learners; None without PopArt.
     added: [K], as in `ForwardPass`.
     """
 
@@ -266,7 +266,7 @@ class ImpalaLearner:
         if self._popart is not None and forward.task is not None:
             rewards, _ = self._rewards(trajectory)
             sums_of_targets = self._popart.sums(returns.vs, mask, forward.task)
-            sums_of_rewards = self._popart.sums(rewards.abs(), mask, forward.task)
+            sums_of_rewards = self._popart.sums(rewards, mask, forward.task)
             tasks = self._comm.sum(torch.stack([sums_of_targets, sums_of_rewards]))
 
         # What is only measured.
@@ -312,7 +312,7 @@ class ImpalaLearner:
             if self.version < FIRST_UPDATES:
                 added = self._first_values(head, trajectory, task)
                 values = values + added[task][:, None].to(values.dtype)
-            reward_size = head.reward_size[task][:, None].to(values.dtype)
+            reward_size = head.reward_square[task][:, None].sqrt().to(values.dtype)
             forward = forward._replace(values=values, task=task, scale=scale, reward_size=reward_size, added=added)
 
         if forward.values.shape != trajectory.reward.shape:

@@ -30,7 +30,7 @@ def make_agent(begun: bool = True) -> Agent:
         return agent
     agent.value.mean.copy_(torch.tensor([2.0, -1.0]))
     agent.value.second_moment.copy_(torch.tensor([8.0, 5.0]))
-    agent.value.reward_size.copy_(torch.tensor([0.5, 1e3]))
+    agent.value.reward_square.copy_(torch.tensor([0.25, 1e6]))
     agent.value.batches.fill_(100)
     return agent
 
@@ -51,7 +51,7 @@ def same(first: Learner, second: Learner, **tolerance: float) -> None:
 def test_losses_are_those_of_normalized_values(normalize: bool) -> None:
     """V-trace in units of the reward; errors of values and advantages divided by the scale of their task.
 
-    Normalized advantages are divided by their root mean square, or by the size of the task's rewards if it is greater.
+    Normalized advantages are divided by their root mean square, or by that of the task's rewards if it is greater.
     """
     agent, batch = make_agent(), make_batch()
     config = dataclasses.replace(CONFIG, normalize_advantages=normalize)
@@ -83,8 +83,8 @@ def test_losses_are_those_of_normalized_values(normalize: bool) -> None:
         mean = 0.9 * reference.value.mean[number] + 0.1 * own.mean()
         torch.testing.assert_close(agent.value.mean[number], mean, rtol=1e-4, atol=1e-6)
         reward = batch.reward[:, 1:][task == number][mask[task == number]].double()
-        size = 0.99 * reference.value.reward_size[number] + 0.01 * reward.abs().mean()
-        torch.testing.assert_close(agent.value.reward_size[number], size)
+        square = 0.99 * reference.value.reward_square[number] + 0.01 * reward.square().mean()
+        torch.testing.assert_close(agent.value.reward_square[number], square)
 
 
 def test_the_first_batch_has_no_advantage_where_all_rewards_are_equal() -> None:
