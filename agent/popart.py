@@ -1,5 +1,7 @@
 """PopArt (van Hasselt et al. 2016; by task: Hessel et al. 2019): a value head whose weights learn normalized values."""
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
@@ -30,6 +32,11 @@ class PopArt(nn.Linear):
         self.register_buffer("second_moment", torch.ones(tasks, dtype=torch.float64))
         self.register_buffer("reward_square", torch.zeros(tasks, dtype=torch.float64))
         self.register_buffer("batches", torch.zeros(tasks, dtype=torch.int64))
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *options: Any) -> None:
+        # Runs that began before the size of rewards was counted.
+        state_dict.setdefault(f"{prefix}reward_square", torch.zeros_like(self.reward_square))
+        super()._load_from_state_dict(state_dict, prefix, *options)
 
     @property
     def scale(self) -> Tensor:
