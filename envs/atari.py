@@ -53,7 +53,7 @@ class AtariVectorEnv(ForeignVectorEnv):
         self.envs = envs
 
     def begin(self, seeds: list[int | None]) -> Any:
-        """Begins an episode everywhere; rows without a seed go on with their random numbers."""
+        """Begins an episode everywhere; rows without a seed keep their random number generators."""
         given = [-1 if seed is None else seed % SEEDS for seed in seeds]
         return self.envs.reset(seed=np.array(given))[0]
 

@@ -237,7 +237,8 @@ class ImpalaLearner:
         values = forward.values[:, :-1]
         scale = forward.scale
         mask = loss_mask(trajectory)
-        returns = self._returns(trajectory, forward, mask)
+        rewards, discounts = self._rewards(trajectory)
+        returns = self._returns(forward, rewards, discounts, mask)
         advantages = self._advantages(forward, returns, mask)
 
         # The three losses of section 4.2. PopArt's are in units of the standard deviation of the task's value targets.
@@ -264,7 +265,6 @@ class ImpalaLearner:
         # How large the value targets and the rewards of each task are, over all learners.
         tasks = None
         if self._popart is not None and forward.task is not None:
-            rewards, _ = self._rewards(trajectory)
             sums_of_targets = self._popart.sums(returns.vs, mask, forward.task)
             sums_of_rewards = self._popart.sums(rewards, mask, forward.task)
             tasks = self._comm.sum(torch.stack([sums_of_targets, sums_of_rewards]))
@@ -338,11 +338,10 @@ class ImpalaLearner:
         discounts = config.discount * trajectory.discount[:, 1:]
         return rewards, discounts
 
-    def _returns(self, trajectory: Trajectory, forward: ForwardPass, mask: Tensor) -> VTraceReturns:
-        """V-trace with the present policy and values."""
+    def _returns(self, forward: ForwardPass, rewards: Tensor, discounts: Tensor, mask: Tensor) -> VTraceReturns:
+        """V-trace with the present policy and values; rewards and discounts [B, T] as of `_rewards`."""
         config = self.config
         with torch.no_grad():
-            rewards, discounts = self._rewards(trajectory)
             return vtrace(
                 log_rhos=forward.log_rhos,
                 discounts=discounts,

@@ -135,7 +135,7 @@ class Replay:
         if self._rows is None:
             self._rows = map_state(self._empty_like, trajectory)
 
-        # After its last place, the ring goes on with its first.
+        # The place after the last one is the first one.
         count = len(trajectory.action)
         end = self._next + count
         places = torch.arange(self._next, end) % self.capacity
