@@ -16,7 +16,10 @@ from agent.encoders import (
     Shape,
     make_reconstruction,
     make_torso,
+    make_vector_torso,
+    vectors_of,
 )
+from agent.moments import Standardization
 from agent.policies import ActionSpace, Policy, make_policy
 from agent.popart import PopArt
 from agent.trajectory import Observation, Sensed, image_of, map_sensed
@@ -96,6 +99,7 @@ class Agent(nn.Module):
         model_size = config.core.model_size
 
         # Encoders of the observation; all that is known at a step is joined to the core's inputs.
+        self.standardization = Standardization(observation_shape) if config.standardize else None
         self.vision = make_torso(config.torso, observation_shape, config.torso_size)
         joint_size = self.vision.num_features + self.distribution.num_features + 1
         self.instruction = None
@@ -107,7 +111,11 @@ class Agent(nn.Module):
         # Memory, and the heads.
         self.core = make_core(config.core)
         self.policy = PolicyHead(model_size, self.distribution)
-        self.value = PopArt(model_size, popart_tasks) if popart_tasks else nn.Linear(model_size, 1)
+        value_size = model_size
+        self.value_vision = make_vector_torso(observation_shape, config.torso_size) if config.value_torso else None
+        if self.value_vision is not None:
+            value_size += self.value_vision.num_features
+        self.value = PopArt(value_size, popart_tasks) if popart_tasks else nn.Linear(value_size, 1)
         self.reconstruction: Reconstruction | Reconstructions | None = None
         if config.reconstruction_cost > 0:
             self.reconstruction = make_reconstruction(model_size, observation_shape, config.reconstruction_height)
@@ -165,7 +173,10 @@ class Agent(nn.Module):
             # First, because it waits for the GPU, which has no work yet.
             language.append(self.instruction(words.flatten(0, 1)).unflatten(0, leading))
         flat = map_sensed(lambda part: part.flatten(0, 1), sensed)
-        seen = self.vision(flat).unflatten(0, leading)
+        shown = flat
+        if self.standardization is not None:
+            shown = self.standardization(flat)
+        seen = self.vision(shown).unflatten(0, leading)
         action = self.distribution.encode(last_action).to(seen.dtype)
         reward = last_reward.clamp(-1, 1)[..., None].to(seen.dtype)
         inputs = self.joint(torch.cat([seen, action, reward, *language], dim=-1))
@@ -183,7 +194,11 @@ class Agent(nn.Module):
                 error = self.reconstruction(inputs.flatten(0, 1), flat)
                 weighted = Mean(self.config.reconstruction_cost * error.total, error.count)
                 losses = {**losses, "reconstruction": weighted}
-            value = self.value(features).squeeze(-1)
+            value_features = features
+            if self.value_vision is not None:
+                seen_by_value = self.value_vision(vectors_of(shown)).unflatten(0, leading)
+                value_features = torch.cat([features, seen_by_value], dim=-1)
+            value = self.value(value_features).squeeze(-1)
             policy_parameters = self.policy(features)
         return AgentOutput(policy_parameters, value, state, losses, attention, inputs)
 

@@ -16,6 +16,11 @@ class AgentConfig(Checked):
     above. Vectors always use two linear layers."""
     torso_size: Size = 256
     """Features of the torso."""
+    standardize: bool = False
+    """Standardize vectors by the running mean and deviation of each element, before their torso."""
+    value_torso: bool = False
+    """A second torso for vectors, which only the value function sees: what helps to predict returns is then not in the
+    way of the policy."""
     core: CoreConfig = field(default_factory=CompressiveTransformerConfig)
     """The recurrent core."""
     skip: bool = False

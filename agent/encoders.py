@@ -260,6 +260,21 @@ def _torso_of_part(name: str, shape: Shape, size: int) -> Vision | VectorTorso:
     return Vision(name, shape, size)
 
 
+def make_vector_torso(observation_shape: Shape | tuple[Shape, ...], size: int) -> Torsos | None:
+    """A torso for the vectors among the parts of an observation, see `vectors_of`; None if there are none."""
+    shapes = parts_of(observation_shape) or (typing.cast(Shape, observation_shape),)
+    torsos = [VectorTorso(shape[0], size) for shape in shapes if len(shape) == 1]
+    if not torsos:
+        return None
+    return Torsos(torsos)
+
+
+def vectors_of(sensed: Tensor | tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    """The vectors [..., features] float32 among the parts of an observation."""
+    parts = sensed if isinstance(sensed, tuple) else (sensed,)
+    return tuple(part for part in parts if part.dtype == torch.float32)
+
+
 def parts_of(observation_shape: Shape | tuple[Shape, ...]) -> tuple[Shape, ...]:
     """The shapes of an observation's parts; none if it has no parts."""
     return tuple(shape for shape in observation_shape if isinstance(shape, tuple))

@@ -5,6 +5,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from agent.moments import move, share_of_batch
+
 LEAST_SCALE = 1e-4
 MOST_SCALE = 1e6
 """Limits of a task's standard deviation; those of Hessel et al."""
@@ -118,22 +120,16 @@ class PopArt(nn.Linear):
 
         # The statistics.
         self.batches += known
-        share = (1 / self.batches.clamp(min=1).double()).clamp(min=rate)
-        self._move(self.mean, total / count.clamp(min=1), share, known)
-        self._move(self.second_moment, squares / count.clamp(min=1), share, known)
+        share = share_of_batch(self.batches, rate)
+        move(self.mean, total / count.clamp(min=1), share, known)
+        move(self.second_moment, squares / count.clamp(min=1), share, known)
         if rewards is not None:
             count, _, squares = rewards
-            share = (1 / self.batches.clamp(min=1).double()).clamp(min=rate / 10)
-            self._move(self.reward_square, squares / count.clamp(min=1), share, known)
+            share = share_of_batch(self.batches, rate / 10)
+            move(self.reward_square, squares / count.clamp(min=1), share, known)
 
         # w' = w scale / scale', b' = (scale b + mean - mean') / scale'.
         ratio = scale / self.scale
         self.weight.copy_(self.weight.double() * ratio[:, None])
         bias = (scale * self.bias.double() + mean - self.mean) / self.scale
         self.bias.copy_(torch.where(known, bias, self.bias.double()))  # rounding would change it
-
-    @staticmethod
-    def _move(moment: Tensor, batch: Tensor, share: Tensor, known: Tensor) -> None:
-        """Moves a moment [K] towards that of a batch, where `known` is true, in place."""
-        moved = moment + share * (batch - moment)
-        moment.copy_(torch.where(known, moved, moment))

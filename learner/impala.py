@@ -16,10 +16,11 @@ from torch import Tensor, nn
 
 from agent.core import Mean
 from agent.core.state import detach_state, leaves, state_to
+from agent.moments import Standardization
 from agent.policies import Policy
 from agent.popart import PopArt
 from agent.precision import autocast, resolve_precision
-from agent.trajectory import Trajectory, loss_mask, validate
+from agent.trajectory import Trajectory, loss_mask, map_sensed, sensed_of, validate
 from learner import losses
 from learner.communicator import Communicator
 from learner.config import LearnerConfig
@@ -66,6 +67,7 @@ class BackwardPass(NamedTuple):
     schedules: learning rate and entropy cost.
     tasks: [2, 3, K], `PopArt.sums` of value targets and of rewards, over all learners; None without PopArt.
     added: [K], as in `ForwardPass`.
+    observed: [3, N], `Standardization.sums` of the observations, over all learners; None without a standardization.
     """
 
     sums: dict[str, Tensor]
@@ -73,6 +75,7 @@ class BackwardPass(NamedTuple):
     schedules: dict[str, float]
     tasks: Tensor | None
     added: Tensor | float
+    observed: Tensor | None
 
 
 class ImpalaLearner:
@@ -127,6 +130,8 @@ class ImpalaLearner:
         self._distribution: Policy = agent.distribution  # type: ignore[assignment]
         head = getattr(agent, "value", None)
         self._popart = head if isinstance(head, PopArt) else None
+        standardization = getattr(agent, "standardization", None)
+        self._standardization = standardization if isinstance(standardization, Standardization) else None
 
     @property
     def learning_rate(self) -> float:
@@ -218,11 +223,21 @@ class ImpalaLearner:
         lag = (self.version - trajectory.version) * _fresh(trajectory)
         maxima = {"policy_lag/max": self._comm.max(lag.max())}
         schedules = {"learning_rate": self.learning_rate, "entropy_cost": self.entropy_cost}
-        return BackwardPass(sums, maxima, schedules, tasks, forward.added)
+        return BackwardPass(sums, maxima, schedules, tasks, forward.added, self._observed(trajectory))
+
+    def _observed(self, trajectory: Trajectory) -> Tensor | None:
+        """See `BackwardPass.observed`."""
+        if self._standardization is None:
+            return None
+        # The last observation is the next trajectory's first.
+        sensed = map_sensed(lambda part: part[:, :-1], sensed_of(trajectory.observation))
+        return self._comm.sum(self._standardization.sums(sensed))
 
     def _finish_step(self, computed: BackwardPass) -> None:
-        """Counts an update, and moves PopArt's statistics after the optimizer's step, on all learners alike."""
+        """Counts an update, and moves running statistics after the optimizer's step, on all learners alike."""
         self.version += 1
+        if self._standardization is not None and computed.observed is not None:
+            self._standardization.follow(computed.observed, self._optimization.skipped)
         if self._popart is not None and computed.tasks is not None:
             targets, rewards = computed.tasks
             skipped = self._optimization.skipped

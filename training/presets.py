@@ -74,7 +74,15 @@ def general(core: str = "compressive") -> RunConfig:
         preset="general",
         env="gym:CartPole-v1",
         frames=1_000_000,
-        agent=dataclasses.replace(config.agent, torso="auto", torso_size=128, reconstruction_cost=0.1, skip=True),
+        agent=dataclasses.replace(
+            config.agent,
+            torso="auto",
+            torso_size=128,
+            standardize=True,
+            value_torso=True,
+            reconstruction_cost=0.1,
+            skip=True,
+        ),
         learner=dataclasses.replace(
             config.learner,
             learning_rate=5e-4,
@@ -83,7 +91,7 @@ def general(core: str = "compressive") -> RunConfig:
             adam_beta2=0.99,
             discount=0.99,
             lambda_=0.95,
-            entropy_cost=1e-2,
+            entropy_cost=3e-3,
             baseline_cost=0.2,
             reward_clipping="none",
             popart=True,
@@ -91,7 +99,7 @@ def general(core: str = "compressive") -> RunConfig:
             trust=0.2,
             max_gradient_norm=0.5,
         ),
-        replay=ReplayConfig(share=0.75, unrolls=32),
+        replay=ReplayConfig(share=0.75, unrolls=8),
         actors=dataclasses.replace(config.actors, num_actors=1, envs_per_actor=16),
     )
 

@@ -1,0 +1,100 @@
+"""Running moments, and the standardization of vectors by them.
+
+A moment moves towards that of each batch by a share of the distance. The first batches have equal shares, because
+moments that begin at 0 and 1 would be wrong for many updates.
+"""
+
+import typing
+
+import torch
+from torch import Tensor, nn
+
+from agent.encoders import Shape, parts_of, vectors_of
+from agent.trajectory import Sensed
+
+RATE = 0.002
+"""Share of a batch in the moments of observations, after the first 1 / RATE batches."""
+LEAST_DEVIATION = 1e-4
+"""Standard deviation below which the elements of vectors are not enlarged further."""
+
+
+def share_of_batch(batches: Tensor, rate: float) -> Tensor:
+    """The share of the newest of a number of batches in running moments: 1 / batches, and `rate` at least."""
+    return (1 / batches.clamp(min=1).double()).clamp(min=rate)
+
+
+def move(moment: Tensor, batch: Tensor, share: Tensor, known: Tensor) -> None:
+    """Moves a moment towards that of a batch, where `known` is true, in place."""
+    moved = moment + share * (batch - moment)
+    moment.copy_(torch.where(known, moved, moment))
+
+
+class Standardization(nn.Module):
+    """Standardizes the vectors of observations by their running means and deviations. Images stay as they are.
+
+    Elements whose size is far from 1, such as the velocities of MountainCar or of MuJoCo's joints, are then as easily
+    told apart as others (Andrychowicz et al. 2021, arXiv:2006.05990, section 3.4).
+
+    Buffers, of the N elements of all vectors, one vector after the other:
+        mean, second_moment: [N] float64. They begin as those of a standard normal distribution.
+        batches: scalar int64, the number of batches.
+    """
+
+    mean: Tensor
+    second_moment: Tensor
+    batches: Tensor
+
+    def __init__(self, observation_shape: Shape | tuple[Shape, ...]) -> None:
+        super().__init__()
+        shapes = parts_of(observation_shape) or (typing.cast(Shape, observation_shape),)
+        self.sizes = [shape[0] for shape in shapes if len(shape) == 1]
+        number = sum(self.sizes)
+        self.register_buffer("mean", torch.zeros(number, dtype=torch.float64))
+        self.register_buffer("second_moment", torch.ones(number, dtype=torch.float64))
+        self.register_buffer("batches", torch.zeros((), dtype=torch.int64))
+
+    @property
+    def deviation(self) -> Tensor:
+        """[N] float64, the standard deviations, and `LEAST_DEVIATION` at least."""
+        variance = self.second_moment - self.mean.square()
+        return variance.clamp(min=LEAST_DEVIATION**2).sqrt()
+
+    def forward(self, sensed: Sensed) -> Sensed:
+        """Standardizes the vectors [..., features] float32 among the parts of an observation."""
+        means = self.mean.float().split(self.sizes)
+        deviations = self.deviation.float().split(self.sizes)
+        statistics = zip(means, deviations)
+
+        def standardize(part: Tensor) -> Tensor:
+            if part.dtype != torch.float32:
+                return part
+            mean, deviation = next(statistics)
+            return (part - mean) / deviation
+
+        if isinstance(sensed, tuple):
+            return tuple(standardize(part) for part in sensed)
+        return standardize(sensed)
+
+    def sums(self, sensed: Sensed) -> Tensor:
+        """Number, sum and sum of squares of each element, [3, N] float64."""
+        columns = [self.mean.new_empty(3, 0)]
+        for part in vectors_of(sensed):
+            vectors = part.flatten(0, -2).double()
+            number = torch.full_like(vectors[0], len(vectors))
+            columns.append(torch.stack([number, vectors.sum(dim=0), vectors.square().sum(dim=0)]))
+        return torch.cat(columns, dim=1)
+
+    @torch.no_grad()
+    def follow(self, sums: Tensor, skipped: Tensor | None = None) -> None:
+        """Moves the moments towards those of a batch, given its `sums`.
+
+        `skipped` is a scalar, 1 to change nothing. Reads nothing from the device.
+        """
+        number, total, squares = sums
+        known = torch.ones_like(self.batches, dtype=torch.bool)
+        if skipped is not None:
+            known = skipped == 0
+        self.batches += known
+        share = share_of_batch(self.batches, RATE)
+        move(self.mean, total / number, share, known)
+        move(self.second_moment, squares / number, share, known)
