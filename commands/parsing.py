@@ -49,6 +49,21 @@ def _integer(info: Any) -> tyro.constructors.PrimitiveConstructorSpec | None:
     )
 
 
+@_types.primitive_rule
+def _nothing(info: Any) -> tyro.constructors.PrimitiveConstructorSpec | None:
+    """Options without a value are written as none, as their help says, or as None."""
+
+    def read(words: list[str]) -> None:
+        if words[0].lower() != "none":
+            raise ValueError(f"expected none, got {words[0]!r}")
+
+    if info.type is not type(None):
+        return None
+    return tyro.constructors.PrimitiveConstructorSpec(
+        1, "{none}", read, lambda value: value is None, lambda value: ["none"]
+    )
+
+
 def parse_command(name: str, words: Sequence[str]) -> tuple[Any, ...]:
     """What the function of a command is called with. Prints help and exits if that is asked for.
 

@@ -28,13 +28,17 @@ class Replay:
         learner: learns from the rows; its network does the burn-in.
         capacity: rows that are kept.
         seed: of the choice, which depends on it, on the learner's version and on the rows only.
+        fresh: rows of a batch before replayed ones are added; None for as many as the learner has in an update.
     """
 
-    def __init__(self, config: ReplayConfig, learner: Learner, capacity: int, seed: int) -> None:
+    def __init__(
+        self, config: ReplayConfig, learner: Learner, capacity: int, seed: int, fresh: int | None = None
+    ) -> None:
         self.config = config
         self.learner = learner
         self.capacity = capacity
         self.seed = seed
+        self.fresh = fresh or learner.rows or 1
         self.clear()
 
     def clear(self) -> None:
@@ -49,12 +53,12 @@ class Replay:
     @property
     def updates(self) -> int:
         """Updates that the learner makes of the next batch."""
-        fresh = self.learner.rows or 1
-        replayed = self._replayed_rows(fresh)
+        rows = self.fresh
+        replayed = self._replayed_rows(rows)
         # Nothing is replayed while there are too few rows.
-        if replayed > self._size:
-            return 1
-        updates = split(fresh + replayed, fresh)
+        if replayed <= self._size:
+            rows += replayed
+        updates = split(rows, self.learner.rows or self.fresh)
         return len(updates)
 
     def mix(self, trajectory: Trajectory) -> Trajectory:

@@ -130,6 +130,9 @@ class RunConfig(Checked):
     """Seed of weights, environments and actions."""
     unrolls_per_update: Several = 1
     """Unrolls (of envs_per_actor rows each) in one batch."""
+    rows_per_update: Several | None = None
+    """Rows that an update learns from: of a batch that has more, as with replay, several updates are made. None for as
+    many as a batch has new ones. For one learner in the program's process."""
     resident: bool = False
     """Act on the learner's GPU: environments, network and unrolls never leave it, and all num_actors x envs_per_actor
     environments act together. For rooms and diagnostic:recall; needs the packages of the extra `gpu`."""
@@ -227,10 +230,13 @@ class RunConfig(Checked):
 
     def _check_learners(self) -> None:
         """Each learner has the same number of rows of a batch."""
-        rows = self.unrolls_per_update * self.actors.envs_per_actor
+        rows = self.rows_of_batch
         if rows % self.learners:
             expected = f"a divisor of the {rows} rows of a batch (unrolls_per_update x envs_per_actor)"
             raise ValueError(f"learners: expected {expected}, got {self.learners}")
+        if self.rows_per_update is not None and (self.resident or self.learners > 1):
+            kind = "resident actors" if self.resident else f"{self.learners} learners"
+            raise ValueError(f"rows_per_update: expected none with {kind}, got {self.rows_per_update}")
         require_any_device(self.learner.device, self.learners)
 
     def _check_resident_actors(self, environments: tuple[str, ...]) -> None:
@@ -244,6 +250,11 @@ class RunConfig(Checked):
         if self.actors.num_actors % self.unrolls_per_update:
             expected = f"a multiple of unrolls_per_update = {self.unrolls_per_update} for resident actors"
             raise ValueError(f"num_actors: expected {expected}, got {self.actors.count}")
+
+    @property
+    def rows_of_batch(self) -> int:
+        """New rows in one batch, without replayed ones."""
+        return self.unrolls_per_update * self.actors.envs_per_actor
 
     @property
     def core_config(self) -> CoreConfig:

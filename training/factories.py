@@ -176,7 +176,7 @@ def make_learner(config: RunConfig, agent: Agent) -> Learner:
         learning = dataclasses.replace(learning, device="cpu")
     # Schedules are in frames, and learners count steps.
     steps = config.schedule_end // interface(config.env).action_repeat
-    rows = config.unrolls_per_update * config.actors.envs_per_actor
+    rows = config.rows_per_update or config.rows_of_batch
     return Learner(agent, learning, max(1, steps), rows=rows)
 
 
@@ -200,7 +200,7 @@ def make_replay(config: RunConfig, learner: Learner, local: bool) -> Replay | No
         limit = f"at most {most}, of {REPLAY_BYTES / 1e9:.0f} GB in each checkpoint, for actors in this process"
         raise ValueError(f"replay.unrolls: expected {limit}, got {unrolls}")
     capacity = unrolls * config.actors.envs_per_actor
-    return Replay(config.replay, learner, capacity, config.seed)
+    return Replay(config.replay, learner, capacity, config.seed, config.rows_of_batch)
 
 
 def unroll_bytes(config: RunConfig, agent: Any) -> int:

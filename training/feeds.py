@@ -136,7 +136,7 @@ class Feed(ABC):
         episodes: list[Episode] = []
         dropped = 0
         limit = self.config.max_policy_lag
-        missing = self.config.unrolls_per_update * self.config.actors.envs_per_actor
+        missing = self.config.rows_of_batch
         while missing > 0:
             unroll = self.pool.get(check)
             episodes += unroll.episodes

@@ -67,8 +67,7 @@ class ResidentLearner(Learner):
 
     def __init__(self, agent: Agent, config: RunConfig, total_steps: int, comm: Communicator, device: str) -> None:
         learning = dataclasses.replace(config.learner, device=device)
-        rows_of_batch = config.unrolls_per_update * config.actors.envs_per_actor
-        super().__init__(agent, learning, total_steps, comm, rows=rows_of_batch // config.learners)
+        super().__init__(agent, learning, total_steps, comm, rows=config.rows_of_batch // config.learners)
         seed = torch.initial_seed() % 2**32
         self.pool = make_pool(config, agent, seed, self.device)
         self.episodes: Sequence[Episode] = []

@@ -120,12 +120,15 @@ def test_a_jobs_own_folder_is_refused(option: str, copied: Any, monkeypatch: pyt
 
 
 def test_options_as_people_write_them() -> None:
-    """Abbreviated numbers, two ways to give a value, numbers of actors, and sizes by layer."""
+    """Abbreviated numbers, two ways to give a value, none, numbers of actors, and sizes by layer."""
     for number, expected in {"6M": 6_000_000, "200k": 200_000, "1e6": 1_000_000, "1.5e3": 1500, "64": 64}.items():
         assert parse(["--frames", number]).frames == parse([f"--frames={number}"]).frames == expected
     for words in (["--actors", "2..4"], ["--actors=2..4"]):
         actors = parse(words).actors
         assert (actors.num_actors, actors.max_actors) == (2, 4)
+    for words in (["--learner.trust", "none"], ["--learner.trust=None"], ["--max-policy-lag", "none"]):
+        options = parse(["--learner.trust", "0.3", *words])
+        assert (options.learner.trust, options.max_policy_lag) == (0.3 if "policy" in words[0] else None, None)
     core: Any = parse(["--agent.core.memory-size", "16", "0", "--agent.core.compressed-size=0", "8"]).agent.core
     assert (core.memory_size, core.compressed_size) == ((16, 0), (0, 8))
 

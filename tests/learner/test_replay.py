@@ -68,6 +68,23 @@ def test_batches_are_fresh_rows_and_some_of_the_newest(
     assert {len(rows) for rows in replay.state_dict().values()} == {20}
 
 
+def test_updates_may_have_fewer_rows_than_a_batch_has_fresh_ones(
+    tiny_agent: Callable[..., TinyAgent], batch: Callable[..., Trajectory]
+) -> None:
+    """So many updates are foreseen as are made, and each has its share of fresh rows."""
+    learner = Learner(tiny_agent(), LearnerConfig(device="cpu"), 1000, rows=ROWS // 2)
+    replay, batches = Replay(ReplayConfig(0.5), learner, 20, seed=0, fresh=ROWS), [batch(0), batch(1), batch(2)]
+    for number, fresh in enumerate(batches):
+        assert replay.updates == (2 if number == 0 else 4)
+        before = learner.version
+        mixed = replay.mix(fresh)
+        learner.update(mixed)
+        assert learner.version - before == (2 if number == 0 else 4)
+        if number > 0:
+            fresh_rows = [int((~mixed.replayed[part]).sum()) for part in split(2 * ROWS, ROWS // 2)]
+            assert max(fresh_rows) - min(fresh_rows) <= 1
+
+
 def pick(batches: list[Trajectory], rows: list[int]) -> Trajectory:
     return index_state(concatenate_states(batches), rows)
 
