@@ -120,7 +120,8 @@ def parse_train(kind: str, words: Sequence[str]) -> Any:
         else:
             default = read_config(Run(start.resume), base)
     if is_agent and not start.resume and start.learners > 1:
-        default = dataclasses.replace(default, replay=ReplayConfig())  # its rows are in the memory of a single learner
+        # Replayed rows are in the memory of a single learner, which alone makes several updates of a batch.
+        default = dataclasses.replace(default, replay=ReplayConfig(), rows_per_update=None)
     core = start.core
     if start.resume or origin:
         core = core_name(default)

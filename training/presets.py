@@ -64,9 +64,9 @@ def general(core: str = "compressive") -> RunConfig:
     Values are normalized by PopArt and advantages by their size, so that neither the size of rewards nor the length of
     episodes matters. Every unroll is learned from four times, because steps of other people's environments are dear;
     the limit on the policy's change keeps that stable. (Several learners cannot replay and learn once.) The heads see
-    the observation beside the memory, so that memory costs little where none is needed. The value's loss has little
-    weight: with a discount of 0.99 its gradient is mostly noise. Batches are half as large, and the rate half as high,
-    as in the preset `cpu`: so MiniGrid-MemoryS9 is learned in half a million steps.
+    the observation beside the memory, so that memory costs little where none is needed. Vectors are standardized, and
+    their values have a torso of their own. The value's loss has little weight: with a discount of 0.99 its gradient is
+    mostly noise. Updates are small, of 256 steps: how soon a task is learned depends mostly on their number.
     """
     config = small_network(core)
     return dataclasses.replace(
@@ -74,6 +74,7 @@ def general(core: str = "compressive") -> RunConfig:
         preset="general",
         env="gym:CartPole-v1",
         frames=1_000_000,
+        rows_per_update=8,
         agent=dataclasses.replace(
             config.agent,
             torso="auto",
