@@ -16,11 +16,6 @@ class AgentConfig(Checked):
     above. Vectors always use two linear layers."""
     torso_size: Size = 256
     """Features of the torso."""
-    standardize: bool = False
-    """Standardize vectors by the running mean and deviation of each element, before their torso."""
-    value_torso: bool = False
-    """A second torso for vectors, which only the value function sees: what helps to predict returns is then not in the
-    way of the policy."""
     core: CoreConfig = field(default_factory=CompressiveTransformerConfig)
     """The recurrent core."""
     skip: bool = False
@@ -37,3 +32,8 @@ class AgentConfig(Checked):
     """How a sampled number comes within the bounds of a continuous action: through tanh, or cut off."""
     action_scale: Literal["independent", "state"] = "independent"
     """Whether the standard deviation of continuous actions is the same in all states, or depends on the state."""
+    standardize: bool = False
+    """Standardize vectors by the running mean and deviation of each element, before their torso."""
+    value_torso: bool = False
+    """A second torso for vectors, which only the value function sees: what helps to predict returns is then not in the
+    way of the policy."""

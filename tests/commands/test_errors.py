@@ -43,7 +43,7 @@ TYPED: dict[str, list[tuple[str, str]]] = {
         ("--frames many", "--frames: expected an integer, such as 64, 200k or 6M, got 'many'"),
         ("--max-policy-lag " + "9" * 5000, "999 ... 999"),
         ("--learner.optimizer sgd", "'sgd'"),
-        ("--learner.clip-rho none", "{None}|FLOAT"),
+        ("--learner.clip-rho nothing", "{none}|FLOAT"),
         ("--local --actors.in-flight=2", "--actors.in-flight=2 has no effect there"),
         ("--local --learner-placement=spread", "--learner-placement=spread has no effect there"),
         ("--local --learner.device meta", "'meta'"),
