@@ -66,7 +66,7 @@ def general(core: str = "compressive") -> RunConfig:
     the limit on the policy's change keeps that stable. (Several learners cannot replay and learn once.) The heads see
     the observation beside the memory, so that memory costs little where none is needed. Vectors are standardized, and
     their values have a torso of their own. The value's loss has little weight: with a discount of 0.99 its gradient is
-    mostly noise. Updates are small, of 256 steps: how soon a task is learned depends mostly on their number.
+    mostly noise. Updates are small, of 256 steps: most tasks are learned sooner with more of them.
     """
     config = small_network(core)
     return dataclasses.replace(
