@@ -14,9 +14,11 @@ from agent.encoders import (
     Reconstruction,
     Reconstructions,
     Shape,
+    Torsos,
+    VectorTorso,
     make_reconstruction,
     make_torso,
-    make_vector_torso,
+    vector_sizes,
     vectors_of,
 )
 from agent.moments import Standardization
@@ -99,7 +101,8 @@ class Agent(nn.Module):
         model_size = config.core.model_size
 
         # Encoders of the observation; all that is known at a step is joined to the core's inputs.
-        self.standardization = Standardization(observation_shape) if config.standardize else None
+        sizes = vector_sizes(observation_shape)
+        self.standardization = Standardization(sizes) if config.standardize and sizes else None
         self.vision = make_torso(config.torso, observation_shape, config.torso_size)
         joint_size = self.vision.num_features + self.distribution.num_features + 1
         self.instruction = None
@@ -112,8 +115,9 @@ class Agent(nn.Module):
         self.core = make_core(config.core)
         self.policy = PolicyHead(model_size, self.distribution)
         value_size = model_size
-        self.value_vision = make_vector_torso(observation_shape, config.torso_size) if config.value_torso else None
-        if self.value_vision is not None:
+        self.value_vision: Torsos | None = None
+        if config.value_torso and sizes:
+            self.value_vision = Torsos([VectorTorso(size, config.torso_size) for size in sizes])
             value_size += self.value_vision.num_features
         self.value = PopArt(value_size, popart_tasks) if popart_tasks else nn.Linear(value_size, 1)
         self.reconstruction: Reconstruction | Reconstructions | None = None

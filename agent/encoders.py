@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from agent.core import Mean
+from agent.core.state import leaves
 
 Shape = tuple[int, ...]
 """Of an image, [height, width, channels], or of a vector, [features]."""
@@ -260,19 +261,15 @@ def _torso_of_part(name: str, shape: Shape, size: int) -> Vision | VectorTorso:
     return Vision(name, shape, size)
 
 
-def make_vector_torso(observation_shape: Shape | tuple[Shape, ...], size: int) -> Torsos | None:
-    """A torso for the vectors among the parts of an observation, see `vectors_of`; None if there are none."""
+def vector_sizes(observation_shape: Shape | tuple[Shape, ...]) -> list[int]:
+    """The number of features of each vector among the parts of an observation, see `vectors_of`."""
     shapes = parts_of(observation_shape) or (typing.cast(Shape, observation_shape),)
-    torsos = [VectorTorso(shape[0], size) for shape in shapes if len(shape) == 1]
-    if not torsos:
-        return None
-    return Torsos(torsos)
+    return [shape[0] for shape in shapes if len(shape) == 1]
 
 
 def vectors_of(sensed: Tensor | tuple[Tensor, ...]) -> tuple[Tensor, ...]:
     """The vectors [..., features] float32 among the parts of an observation."""
-    parts = sensed if isinstance(sensed, tuple) else (sensed,)
-    return tuple(part for part in parts if part.dtype == torch.float32)
+    return tuple(part for part in leaves(sensed) if part.dtype == torch.float32)
 
 
 def parts_of(observation_shape: Shape | tuple[Shape, ...]) -> tuple[Shape, ...]:

@@ -4,13 +4,13 @@ A moment moves towards that of each batch by a share of the distance. The first 
 moments that begin at 0 and 1 would be wrong for many updates.
 """
 
-import typing
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
 
-from agent.encoders import Shape, parts_of, vectors_of
-from agent.trajectory import Sensed
+from agent.encoders import vectors_of
+from agent.trajectory import Sensed, map_sensed
 
 RATE = 0.002
 """Share of a batch in the moments of observations, after the first 1 / RATE batches."""
@@ -33,7 +33,10 @@ class Standardization(nn.Module):
     """Standardizes the vectors of observations by their running means and deviations. Images stay as they are.
 
     Elements whose size is far from 1, such as the velocities of MountainCar or of MuJoCo's joints, are then as easily
-    told apart as others (Andrychowicz et al. 2021, arXiv:2006.05990, section 3.4).
+    told apart as others (recommended by Andrychowicz et al. 2021, arXiv:2006.05990).
+
+    Args:
+        sizes: number of elements of each vector, in the order of the parts; at least one vector.
 
     Buffers, of the N elements of all vectors, one vector after the other:
         mean, second_moment: [N] float64. They begin as those of a standard normal distribution.
@@ -44,11 +47,10 @@ class Standardization(nn.Module):
     second_moment: Tensor
     batches: Tensor
 
-    def __init__(self, observation_shape: Shape | tuple[Shape, ...]) -> None:
+    def __init__(self, sizes: Sequence[int]) -> None:
         super().__init__()
-        shapes = parts_of(observation_shape) or (typing.cast(Shape, observation_shape),)
-        self.sizes = [shape[0] for shape in shapes if len(shape) == 1]
-        number = sum(self.sizes)
+        self.sizes = list(sizes)
+        number = sum(sizes)
         self.register_buffer("mean", torch.zeros(number, dtype=torch.float64))
         self.register_buffer("second_moment", torch.ones(number, dtype=torch.float64))
         self.register_buffer("batches", torch.zeros((), dtype=torch.int64))
@@ -71,13 +73,11 @@ class Standardization(nn.Module):
             mean, deviation = next(statistics)
             return (part - mean) / deviation
 
-        if isinstance(sensed, tuple):
-            return tuple(standardize(part) for part in sensed)
-        return standardize(sensed)
+        return map_sensed(standardize, sensed)
 
     def sums(self, sensed: Sensed) -> Tensor:
         """Number, sum and sum of squares of each element, [3, N] float64."""
-        columns = [self.mean.new_empty(3, 0)]
+        columns: list[Tensor] = []
         for part in vectors_of(sensed):
             vectors = part.flatten(0, -2).double()
             number = torch.full_like(vectors[0], len(vectors))

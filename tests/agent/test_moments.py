@@ -7,7 +7,7 @@ from agent.core import LSTMConfig
 from agent.moments import RATE, Standardization
 from tests.agent import agents
 
-PARTS = ((2, 3, 1), (4,), (2,))
+PARTS, SIZES = ((2, 3, 1), (4,), (2,)), [4, 2]
 
 
 def parts_like(rows: int, seed: int) -> tuple[torch.Tensor, ...]:
@@ -21,7 +21,7 @@ def parts_like(rows: int, seed: int) -> tuple[torch.Tensor, ...]:
 
 def test_moments_are_those_of_all_batches_so_far_and_then_running_ones() -> None:
     """First the moments of all batches, which are of equal size; after 1 / RATE batches exponential means."""
-    module = Standardization(PARTS)
+    module = Standardization(SIZES)
     batches = [parts_like(3, seed) for seed in range(4)]
     for batch in batches:
         module.follow(module.sums(batch))
@@ -37,7 +37,7 @@ def test_moments_are_those_of_all_batches_so_far_and_then_running_ones() -> None
 
 
 def test_vectors_are_standardized_and_images_stay() -> None:
-    module = Standardization(PARTS)
+    module = Standardization(SIZES)
     parts = parts_like(200, 0)
     for untouched, part in zip(module(parts), parts, strict=True):
         torch.testing.assert_close(untouched, part)  # before the first batch
@@ -51,7 +51,7 @@ def test_vectors_are_standardized_and_images_stay() -> None:
 
 
 def test_elements_that_never_change_stay_finite() -> None:
-    module = Standardization((2,))
+    module = Standardization([2])
     constant = torch.tensor([5.0, 0.0]).expand(8, 2)
     module.follow(module.sums(constant))
     assert module(constant).abs().max() == 0
@@ -62,7 +62,7 @@ def test_agents_for_images_alone_have_nothing_to_standardize() -> None:
     agent = agents.make_agent(LSTMConfig(16), standardize=True, value_torso=True)
     inputs = agents.agent_inputs(2, 3)
     assert agent.value_vision is None
-    assert agent.standardization.sums(inputs["observation"]).shape == (3, 0)
+    assert agent.standardization is None
     assert agent(**inputs, state=agent.initial_state(2)).value.isfinite().all()
 
 
@@ -81,3 +81,17 @@ def test_the_values_own_torso_receives_no_gradient_of_the_policy() -> None:
     assert of_policy[1].abs().sum() > 0
     for gradient in of_value:
         assert gradient.abs().sum() > 0
+
+
+def test_both_torsos_see_standardized_vectors() -> None:
+    """Vectors of another unit, whose moments are in that unit too, give the same policy and the same values."""
+    agent = agents.make_agent(LSTMConfig(16), shape=(3,), standardize=True, value_torso=True)
+    vectors = 2 + torch.randn(4, 5, 3, generator=torch.Generator().manual_seed(0))
+    seen = []
+    for unit in (1.0, 1000.0):
+        agent.standardization.batches.zero_()
+        agent.standardization.follow(agent.standardization.sums(unit * vectors))
+        inputs = {**agents.agent_inputs(4, 5), "observation": unit * vectors}
+        seen.append(agent(**inputs, state=agent.initial_state(4)))
+    torch.testing.assert_close(seen[0].policy_parameters, seen[1].policy_parameters)
+    torch.testing.assert_close(seen[0].value, seen[1].value)

@@ -3,7 +3,6 @@
 import copy
 import dataclasses
 import math
-from typing import Any
 
 import pytest
 import torch
@@ -11,11 +10,9 @@ import torch
 from agent import Agent, Trajectory
 from agent.core import LSTMConfig, map_state
 from learner.config import LearnerConfig
-from learner.errors import NotFinite
 from learner.learner import Learner
 from tests.agent import agents
-from tests.capture import Capturable
-from tests.learner.test_group import shard, together
+from tests.learner.promises import check_shared_batches, check_skipped_updates, same
 from tests.learner.test_vtrace import literal
 
 TASKS, CORE = 2, LSTMConfig(16)
@@ -41,10 +38,6 @@ def make_batch(seed: int = 0, rows: int = 6) -> Trajectory:
     large = (batch.actor_id % TASKS == 1)[:, None]
     reward = torch.where(large, 100 * batch.reward, batch.reward).masked_fill(batch.reset, 0.0)
     return batch._replace(reward=reward, core_state=map_state(torch.Tensor.double, batch.core_state))
-
-
-def same(first: Learner, second: Learner, **tolerance: float) -> None:
-    torch.testing.assert_close(first.weights(), second.weights(), **(tolerance or {"rtol": 0, "atol": 0}))
 
 
 @pytest.mark.parametrize("normalize", [False, True])
@@ -106,40 +99,14 @@ def test_learners_that_share_a_batch_have_the_statistics_of_the_whole(begun: boo
     """One has rows of one task only."""
     batches = [make_batch(seed) for seed in range(3)]
     batches = [batch._replace(actor_id=torch.tensor([0, 0, 0, 1, 1, 0])) for batch in batches]
-    alone, replicas = Learner(make_agent(begun), CONFIG, 1000), [make_agent(begun), make_agent(begun)]
-    for batch in batches:
-        alone.update(batch)
-
-    def learn(comm: Any, rank: int) -> Learner:
-        learner = Learner(replicas[rank], CONFIG, 1000, comm)
-        for batch in batches:
-            learner.update(shard(batch, rank))
-        return learner
-
-    first, second = together(learn)
-    same(first, second)
-    same(first, alone, rtol=1e-9, atol=1e-9)
+    check_shared_batches(lambda: make_agent(begun), CONFIG, batches)
 
 
 @pytest.mark.parametrize("begun", [True, False])
 def test_nothing_waits_for_the_device_and_skipped_updates_change_nothing(begun: bool) -> None:
-    learner, twin = (Learner(make_agent(begun), CONFIG, 1000, fused=True) for _ in range(2))
     bad = make_batch(1)
     bad.reward[0, 3] = math.nan
-    with Capturable() as mode:
-        for batch in (bad, make_batch(0), bad, make_batch(2)):
-            learner.update(batch, read=False)
-    assert mode.forbidden == {}
-    for batch in (make_batch(0), make_batch(2)):
-        twin.update(batch)
-    with pytest.raises(NotFinite):
-        learner.settle()
-    same(learner, twin)
-    with pytest.raises(NotFinite):
-        learner.update(bad)
-    same(learner, twin)
-    assert learner.update(make_batch(3)) == twin.update(make_batch(3))
-    same(learner, twin)
+    check_skipped_updates(lambda: make_agent(begun), CONFIG, bad, [make_batch(0), make_batch(2), make_batch(3)])
 
 
 def test_statistics_are_restored_with_the_weights() -> None:

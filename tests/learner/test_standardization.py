@@ -1,7 +1,6 @@
 """Updates of agents that standardize their observations: what acts is what learns, alone and together."""
 
 import math
-from typing import Any
 
 import pytest
 import torch
@@ -9,11 +8,9 @@ import torch
 from agent import Agent, AgentConfig, Trajectory
 from agent.core import LSTMConfig, map_state
 from learner.config import LearnerConfig
-from learner.errors import NotFinite
 from learner.learner import Learner
 from tests.agent import agents
-from tests.capture import Capturable
-from tests.learner.test_group import shard, together
+from tests.learner.promises import check_shared_batches, check_skipped_updates
 
 CORE, FEATURES = LSTMConfig(16), 3
 CONFIG = LearnerConfig(device="cpu", learning_rate=0.01)
@@ -32,10 +29,6 @@ def make_batch(seed: int, rows: int = 6) -> Trajectory:
     return batch._replace(observation=vectors, core_state=map_state(torch.Tensor.double, batch.core_state))
 
 
-def same(first: Learner, second: Learner, **tolerance: float) -> None:
-    torch.testing.assert_close(first.weights(), second.weights(), **(tolerance or {"rtol": 0, "atol": 0}))
-
-
 def test_actors_and_learner_standardize_alike() -> None:
     """Policies that acted with the newest weights have importance weights of exactly 1, update after update."""
     learner, actor = Learner(make_agent(), CONFIG, 1000), make_agent()
@@ -50,37 +43,19 @@ def test_actors_and_learner_standardize_alike() -> None:
     assert int(learner.agent.standardization.batches) == 4
 
 
+def test_the_last_observation_counts_with_the_next_trajectory_alone() -> None:
+    learner, batch = Learner(make_agent(), CONFIG, 1000), make_batch(0)
+    learner.update(batch)
+    seen = batch.observation[:, :-1].flatten(0, 1).double()
+    torch.testing.assert_close(learner.agent.standardization.mean, seen.mean(dim=0))
+    torch.testing.assert_close(learner.agent.standardization.deviation, seen.std(dim=0, correction=0))
+
+
 def test_learners_that_share_a_batch_have_the_moments_of_the_whole() -> None:
-    batches = [make_batch(seed) for seed in range(3)]
-    alone, replicas = Learner(make_agent(), CONFIG, 1000), [make_agent(), make_agent()]
-    for batch in batches:
-        alone.update(batch)
-
-    def learn(comm: Any, rank: int) -> Learner:
-        learner = Learner(replicas[rank], CONFIG, 1000, comm)
-        for batch in batches:
-            learner.update(shard(batch, rank))
-        return learner
-
-    first, second = together(learn)
-    same(first, second)
-    same(first, alone, rtol=1e-9, atol=1e-9)
+    check_shared_batches(make_agent, CONFIG, [make_batch(seed) for seed in range(3)])
 
 
 def test_nothing_waits_for_the_device_and_skipped_updates_change_nothing() -> None:
-    learner, twin = (Learner(make_agent(), CONFIG, 1000, fused=True) for _ in range(2))
     bad = make_batch(1)
     bad.observation[0, 3] = math.nan
-    first, second = make_batch(0), make_batch(2)
-    with Capturable() as mode:
-        for batch in (bad, first, bad, second):
-            learner.update(batch, read=False)
-    assert mode.forbidden == {}
-    for batch in (first, second):
-        twin.update(batch)
-    with pytest.raises(NotFinite):
-        learner.settle()
-    same(learner, twin)
-    with pytest.raises(NotFinite):
-        learner.update(bad)
-    same(learner, twin)
+    check_skipped_updates(make_agent, CONFIG, bad, [make_batch(0), make_batch(2), make_batch(3)])

@@ -45,6 +45,16 @@ def test_stopping_anywhere_changes_nothing(core: str, burn_in: int, stops: tuple
     assert {len(rows) for rows in kept.values()} == {5 * 2}
 
 
+def test_updates_of_fewer_rows_than_an_unroll_has(tmp_path: Path) -> None:
+    """Two new rows and two replayed ones are four updates of a row each; without enough to replay there are two."""
+    config = dataclasses.replace(LONG, rows_per_update=1, replay=ReplayConfig(0.5, unrolls=4))
+    trainer = train(config, tmp_path, 3)
+    assert trainer.learner.version == 2 + 4 + 4
+    assert trainer.replay.updates == 4
+    with pytest.raises(ValueError, match="rows_per_update: expected none with 2 learners, got 1"):
+        dataclasses.replace(config, replay=ReplayConfig(), learners=2)
+
+
 def test_a_run_may_begin_and_end_to_replay(tmp_path: Path) -> None:
     replaying = dataclasses.replace(LONG, replay=ReplayConfig(0.5, unrolls=4))
     for config, version in ((LONG, 2), (replaying, 2 + 1 + 2 * 2), (LONG, 2 + 5 + 2)):
