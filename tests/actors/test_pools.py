@@ -334,16 +334,3 @@ def test_unsupported_environments_are_refused(change: dict[str, Any], message: s
         setattr(envs, name, value)
     with pytest.raises(ValueError, match=message):
         Actor(envs, CountingAgent(), 0, 0)
-
-
-@pytest.mark.gpu
-def test_an_actor_on_a_gpu_hands_out_what_one_on_the_cpu_does() -> None:
-    def unrolls(device: str) -> list[torch.Tensor]:
-        torch.manual_seed(0)
-        agent = Agent(AgentConfig(torso="small", torso_size=16, core=LSTMConfig(16)), (24, 32, 3), 9)
-        actor = Actor(make_vector("rooms:small", 2), agent, 0, 0, device=device)
-        return [leaf for _ in range(2) for leaf in leaves(actor.unroll(4).trajectory)]
-
-    for here, there in zip(unrolls("cpu"), unrolls("cuda")):
-        assert there.device.type == "cpu"
-        torch.testing.assert_close(there, here, rtol=1e-3, atol=1e-3)

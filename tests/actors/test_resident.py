@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from actors.actor import Actor, Unroll
-from actors.resident import ResidentActor
+from actors.resident import ResidentActor, cuda_graph
 from agent import Agent, AgentConfig
-from agent.core import leaves, matched_cores
+from agent.core import LSTMConfig, leaves, matched_cores
 from agent.core.fields import Precision
 from agent.trajectory import validate
 from envs import make_device, make_vector
@@ -178,3 +178,38 @@ def test_it_resumes_after_any_step() -> None:
         assert first.episodes() == second.episodes()
         assert not second.trajectory.policy_parameters.any(), "a wrong state"
     assert ends == {(False, False), (True, False), (False, True)}
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("env", [ROOMS, RECALL])
+@pytest.mark.parametrize("core", CORES)
+def test_a_graph_of_a_gpu_does_what_its_operations_do(core: str, env: str) -> None:
+    """A real graph, with changes of weights between unrolls; resumed in between."""
+    agents = [make_agent(core, env).to("cuda") for _ in range(2)]
+    eager, graph = (
+        ResidentActor(make_device(env, ROWS, "cuda"), agent, LENGTH, 7, env, capture=capture)
+        for agent, capture in zip(agents, (None, cuda_graph))
+    )
+    for turn in range(4):
+        eager.unroll()
+        graph.unroll()
+        assert (graph.replay is not None) == (turn > 0)
+        for ours, theirs in zip(leaves(tuple(graph.trajectory)), leaves(tuple(eager.trajectory)), strict=True):
+            torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
+        assert eager.episodes() == graph.episodes()
+        graph.load_state_dict(eager.state_dict())
+        for agent in agents:
+            change(agent)
+
+
+@pytest.mark.gpu
+def test_an_actor_on_a_gpu_hands_out_what_one_on_the_cpu_does() -> None:
+    def unrolls(device: str) -> list[torch.Tensor]:
+        torch.manual_seed(0)
+        agent = Agent(AgentConfig(torso="small", torso_size=16, core=LSTMConfig(16)), (24, 32, 3), 9)
+        actor = Actor(make_vector("rooms:small", 2), agent, 0, 0, device=device)
+        return [leaf for _ in range(2) for leaf in leaves(actor.unroll(4).trajectory)]
+
+    for here, there in zip(unrolls("cpu"), unrolls("cuda")):
+        assert there.device.type == "cpu"
+        torch.testing.assert_close(there, here, rtol=1e-3, atol=1e-3)
