@@ -231,6 +231,7 @@ class Optimization:
             optimizer.load_state_dict(copy_to_cpu(with_own_options))
             for parameter, statistics in optimizer.state.items():
                 self._require_statistics(parameter, statistics)
+                _store_like(parameter, statistics)
         except (KeyError, TypeError, AttributeError) as error:
             expected = f"expected the state of {type(optimizer).__name__}"
             raise ValueError(f"optimizer: {expected}, got another: {error!r}") from error
@@ -252,6 +253,13 @@ class Optimization:
             found = statistics[name]
             if not isinstance(found, Tensor) or found.shape != shape:
                 raise ValueError(f"optimizer: {name}: expected a tensor of {list(shape)}, got another")
+
+
+def _store_like(parameter: Tensor, statistics: StateDict) -> None:
+    """Gives statistics the memory format of their parameter, which files do not keep and fused kernels need."""
+    for name, values in statistics.items():
+        if name != "step":
+            statistics[name] = torch.empty_like(parameter).copy_(values)
 
 
 def _gradients(parameters: Iterable[nn.Parameter]) -> list[Tensor]:

@@ -184,6 +184,27 @@ def test_the_fused_optimizer_is_the_same_one(
     assert [learner.state_dict()["optimizer"]["param_groups"][0]["fused"] for learner in swapped] == [None, True]
 
 
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_statistics_from_a_file_have_the_memory_format_of_their_parameters(device: str) -> None:
+    """Convolutions are stored channels last and files are not; a GPU's fused Adam refuses the difference."""
+    saved, resumed = (make(agents.make_agent(), device=device) for _ in range(2))
+    batches = [agents.make_trajectory(2, 12, seed=seed) for seed in (1, 2)]
+    saved.update(batches[0])
+    state = saved.state_dict()
+    for statistics in state["optimizer"]["state"].values():
+        for name, values in statistics.items():
+            statistics[name] = values.contiguous()
+    resumed.load_state_dict(state)
+    channels_last = 0
+    for parameter, statistics in resumed._optimization.optimizer.state.items():
+        channels_last += not parameter.is_contiguous()
+        assert {parameter.stride()} == {statistics[name].stride() for name in ("exp_avg", "exp_avg_sq")}
+    assert channels_last
+    saved.update(batches[1])
+    resumed.update(batches[1])
+    assert_same(resumed, saved, **({} if device == "cpu" else {"rtol": 1e-4, "atol": 1e-6}))
+
+
 def test_unread_updates_need_a_fused_optimizer(
     tiny_agent: Callable[..., TinyAgent], trajectory: Callable[..., Trajectory]
 ) -> None:
