@@ -149,7 +149,6 @@ def measure_level(env: str, rows: int, meter: Meter) -> None:
 
 def measure(options: Options) -> dict[str, Any]:
     device = resolve_device(options.device)
-    torch.backends.cudnn.benchmark = True
     base = make_config(options.preset, options.core, options.env, resident=True)
     compiled = options.compile and device.type == "cuda"
     learning = dataclasses.replace(base.learner, device=options.device, compile=compiled)
