@@ -4,8 +4,10 @@
 
 Every script of the file is replayed on `rooms:full`, one frame a step. A row is a frame, and row 0 of a script is its
 start. Columns: script, frame, action (a name of `NINE`, held until this frame), x, y, z (u), pitch, yaw, roll
-(degrees), v_forward, v_left, v_up (u/s, relative to the player), reward. Rewards agree if they come in the same frames,
-since the correct object differs from run to run. With --frames, pictures are compared as well; see `fidelity_frames`.
+(degrees), v_forward, v_left, v_up (u/s, relative to the player), reward. Poses that are `nan` are left out: Lab's own
+are old while the view is gray. Rewards agree if they come in the same frames and are of the same size; their signs may
+differ, since the correct object differs from run to run. With --frames, pictures are compared as well; see
+`fidelity_frames`.
 """
 
 import csv
@@ -83,7 +85,7 @@ def replay(actions: Sequence[str]) -> list[dict[str, float]]:
 
 
 def motion(traces: dict[str, list[dict[str, Any]]]) -> dict[str, dict[str, Any]]:
-    """By script: the largest distance (u), difference of velocity (u/s) and of yaw (degrees), and frames of rewards."""
+    """By script: the largest distance (u), difference of velocity (u/s) and of yaw (degrees), and rewards by frame."""
 
     def columns(rows: Sequence[dict[str, Any]], *names: str) -> np.ndarray:
         return np.array([[row[name] for name in names] for row in rows])
@@ -93,13 +95,16 @@ def motion(traces: dict[str, list[dict[str, Any]]]) -> dict[str, dict[str, Any]]
         here = replay([row["action"] for row in there[1:]])
         apart = columns(here, *COLUMNS[3:]) - columns(there, *COLUMNS[3:])
         turned = (apart[:, 4] + 180) % 360 - 180
-        rewarded = {place: np.flatnonzero(columns(rows, "reward")) for place, rows in (("lab", there), ("here", here))}
+        rewarded = {
+            place: {int(frame): abs(float(rows[frame]["reward"])) for frame in np.flatnonzero(columns(rows, "reward"))}
+            for place, rows in (("lab", there), ("here", here))
+        }
         compared[script] = {
             "frames": len(there) - 1,
-            "position": round(float(np.linalg.norm(apart[:, :3], axis=1).max()), 4),
-            "velocity": round(float(np.linalg.norm(apart[:, 6:9], axis=1).max()), 4),
-            "yaw": round(float(np.abs(turned).max()), 4),
-            "reward_frames": {place: frames.tolist() for place, frames in rewarded.items()},
+            "position": round(float(np.nanmax(np.linalg.norm(apart[:, :3], axis=1))), 4),
+            "velocity": round(float(np.nanmax(np.linalg.norm(apart[:, 6:9], axis=1))), 4),
+            "yaw": round(float(np.nanmax(np.abs(turned))), 4),
+            "rewards": rewarded,
         }
     return compared
 

@@ -102,7 +102,7 @@ def draw(
 
     Of the columns only start, start + stride and so on.
     """
-    if style.hud == 0.0 or state.room[i] == level.GREY:
+    if style.hud == 0.0:
         return
     y, x, strength = image.shape[0] / 72.0, image.shape[1] / 96.0, style.hud
     own, low, left, right = (start, stride), -style.hud_shift, style.hud_shift, -style.hud_shift

@@ -16,7 +16,7 @@ from envs.rooms import look, physics
 from envs.rooms.config import RoomsConfig
 
 #: Values of `State.room`. CHOSEN is room 2 in the frame of the reward for an object, before the next visit. In the DARK
-#: the view is black and the player does not move. GREY is room 1 with a gray view: the player stands on the pad.
+#: the view is black and the player does not move. GREY is room 1 in the frame in which the player touched the pad.
 ROOM_1, ROOM_2, CHOSEN, DARK, GREY = 0, 1, 2, 3, 4
 
 #: x0, y0, x1, y1 of the box around each room. Room 2 is an alcove (x 256..384, y -128..0) that opens into a hall.
@@ -93,6 +93,7 @@ class State(NamedTuple):
     frame: NDArray[np.int64]  # frames since the episode began
     shown: NDArray[np.int64]  # `frame` when the level was loaded and its items appeared
     time: NDArray[np.int64]  # of the engine since then, ms; see `physics.move_time`
+    gray_until: NDArray[np.int64]  # the view is gray while `physics.client_time` is below this
     visit: NDArray[np.int64]  # 0..examples-1 shows an example, `examples` is the delay, the choices follow
     clock: NDArray[np.int64]  # frames left of a visit whose end is fixed, else 0 or less
     match: NDArray[np.int64]  # the object of the example
@@ -220,6 +221,7 @@ def next_visit(level: Level, state: State, i: int) -> None:
         state.room[i] = ROOM_1
         state.shown[i] = state.frame[i]
         state.time[i] = physics.LOADED
+        state.gray_until[i] = 0
         state.yaw[i] = 0.0
         place(state, i, level.start, 0.0, 0.0)
     elif visit == level.num_examples:
@@ -251,12 +253,25 @@ def begin_episode(level: Level, state: State, i: int) -> None:
 
 
 @register_jitable
+def clock(state: State, i: int) -> int:
+    """The time that the engine's client shows, see `physics.client_time`."""
+    return physics.client_time(state.time[i], state.frame[i] - state.shown[i])
+
+
+@register_jitable
+def is_gray(state: State, i: int) -> bool:
+    """Whether the view is gray: from the touch of the pad to the server's next frame; reward and motion do not wait."""
+    return clock(state, i) < state.gray_until[i]
+
+
+@register_jitable
 def touch(level: Level, state: State, i: int) -> None:
     """Notes the pad or the object that the player touches; the engine acts on it one frame later (see `earned`)."""
     x, y = state.x[i], state.y[i]
     if state.room[i] == ROOM_1:
         if level.pad[0] <= x <= level.pad[2] and level.pad[1] <= y <= level.pad[3]:
             state.room[i] = GREY
+            state.gray_until[i] = physics.next_server_frame(clock(state, i))
         return
     for side in range(2):
         dx, dy = x - level.choices[side, 0], y - level.choices[side, 1]
@@ -284,7 +299,7 @@ def earned(level: Level, state: State, i: int) -> float:
 def advance_frame(level: Level, state: State, i: int, action: int) -> float:
     """One frame (1/60 s) with the action numbered `action`; returns its reward.
 
-    Loading the level takes a frame, and in the next one the engine ignores the action.
+    Loading the level takes a frame, in which the action is ignored.
     """
     reward = earned(level, state, i)
     state.clock[i] -= 1
@@ -298,11 +313,14 @@ def advance_frame(level: Level, state: State, i: int, action: int) -> float:
     state.frame[i] += 1
     if loads:
         next_visit(level, state, i)
-        return reward
+        if state.room[i] != ROOM_1:
+            return reward
+        # The frame of loading is the first since the level was loaded: it advances the engine's clock, too.
+        state.shown[i] = state.frame[i] - 1
     age = state.frame[i] - state.shown[i]
     milliseconds = physics.move_time(state.time[i], age - 1)
     state.time[i] += milliseconds
-    if state.room[i] == DARK or (age == 1 and state.shown[i] > 0):
+    if loads or state.room[i] == DARK:
         return reward
     look_right, look_down = level.actions[action, 0], level.actions[action, 1]
     right, forward = level.actions[action, 2], level.actions[action, 3]

@@ -14,6 +14,8 @@ from numpy.typing import NDArray
 FRAMES_PER_SECOND = 60
 #: The engine's time of a frame: 0.96 of a sixtieth of a second. Motion, spin, bobbing and pulse follow this clock.
 FRAME_SECONDS = 0.016
+#: Milliseconds between frames of the engine's server.
+SERVER_FRAME = 50
 #: Where the engine's clocks (ms) stand when a level has been loaded: the player's moves, and the server's frames.
 LOADED, SERVER_LOADED = 447, 400
 GRAVITY = 800.0
@@ -39,8 +41,20 @@ def move_time(time: int, frame: int) -> int:
     It gains 1 ms a frame and loses 2 where it is less than 6 ms behind the server, which advances by 50 ms at once.
     `time` is the engine's in ms, `LOADED` and the moves since then; `frame` counts frames since the level was loaded.
     """
-    server = SERVER_LOADED + 50 * ((16 * (frame + 5)) // 50)
+    server = SERVER_LOADED + SERVER_FRAME * ((16 * (frame + 5)) // SERVER_FRAME)
     return 14 if time >= server - 5 else 17
+
+
+@register_jitable
+def client_time(time: int, frame: int) -> int:
+    """The time in ms at which the engine's client draws: one move ahead of the player. Arguments as of `move_time`."""
+    return time + move_time(time, frame)
+
+
+@register_jitable
+def next_server_frame(time: int) -> int:
+    """The first multiple of `SERVER_FRAME` after a time, in ms."""
+    return time - time % SERVER_FRAME + SERVER_FRAME
 
 
 @register_jitable

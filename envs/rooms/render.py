@@ -33,7 +33,6 @@ UNIT = 16.0
 BOB_SECONDS, PULSE_SECONDS = 1.257, 5.0
 #: Frames in which an object grows to its full size.
 GROWTH_FRAMES = 34.0
-GREY = 56
 #: Pads: half width of the octagon and height, of those under the objects and of the teleporter; measured.
 PADS = ((24.5, 8.0), (23.5, 9.0))
 PAD_GLOW = ((34.0, 176.0, 180.0), (134.0, 50.0, 214.0))
@@ -346,9 +345,11 @@ def draw_view(  # noqa: C901, PLR0912, PLR0915 (calls would copy the scene and t
     loop is in here because a call for every column would copy the scene and the state, which are passed by value.
     """
     height, width = image.shape[0], image.shape[1]
-    if state.room[i] == level.DARK or state.room[i] == level.GREY:
+    if state.room[i] == level.DARK or level.is_gray(state, i):
+        # The shade of gray is the low byte of the engine's clock.
+        shade = 0 if state.room[i] == level.DARK else level.clock(state, i) % 256
         for column in range(start, width, stride):
-            image[:, column] = 0 if state.room[i] == level.DARK else GREY
+            image[:, column] = shade
         return
     room = 0 if state.room[i] == level.ROOM_1 else 1
     x, y, eye, focal = state.x[i], state.y[i], scene.eye_height + state.z[i], style.focal

@@ -5,7 +5,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from benchmarks.fidelity import COLUMNS, Options, main, replay
@@ -30,8 +29,8 @@ def write(tmp_path: Path) -> Callable[..., Options]:
 def test_its_own_trace_has_no_errors(write: Callable[..., Any]) -> None:
     found = main(write())["motion"]["one"]
     assert (found["frames"], found["position"], found["velocity"], found["yaw"]) == (len(ACTIONS), 0, 0, 0)
-    assert found["reward_frames"]["lab"] == found["reward_frames"]["here"]
-    assert len(found["reward_frames"]["here"]) == 1
+    assert found["rewards"]["lab"] == found["rewards"]["here"]
+    assert list(found["rewards"]["here"].values()) == [1.0]
 
 
 def test_the_largest_differences_are_found(write: Callable[..., Any]) -> None:
@@ -42,7 +41,21 @@ def test_the_largest_differences_are_found(write: Callable[..., Any]) -> None:
 
     found = main(write(change))["motion"]["one"]
     assert (found["position"], found["velocity"], found["yaw"]) == pytest.approx((5, 2, 0.5), abs=1e-3)
-    assert 30 in np.setdiff1d(found["reward_frames"]["lab"], found["reward_frames"]["here"])
+    rewards = found["rewards"]
+    assert rewards["lab"].items() - rewards["here"].items() == {(30, 1.0)}
+
+
+def test_poses_that_lab_does_not_know_are_left_out_and_signs_of_rewards_may_differ(write: Callable[..., Any]) -> None:
+    def change(rows: Any) -> Any:
+        unknown = dict.fromkeys(COLUMNS[3:-1], "nan")
+        rows[20] |= unknown
+        rewarded = next(row for row in rows if float(row["reward"]) != 0)
+        rewarded["reward"] = -float(rewarded["reward"])
+        return rows
+
+    found = main(write(change))["motion"]["one"]
+    assert (found["position"], found["velocity"], found["yaw"]) == (0, 0, 0)
+    assert found["rewards"]["lab"] == found["rewards"]["here"]
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from envs import make_vector
 from envs.lab_interface import NINE
 from envs.rooms import RoomsConfig, RoomsVectorEnv, oracle_actions
-from envs.rooms.level import CHOICES, CHOSEN, GREY, ROOM_1, ROOM_2
+from envs.rooms.level import CHOICES, CHOSEN, GREY, ROOM_1, ROOM_2, is_gray
 
 FORWARD, LEFT, RIGHT, FIRE = (NINE.index(n) for n in ("forward", "look left", "look right", "fire"))
 #: One frame a step and small images, for tests of the rules.
@@ -73,17 +73,31 @@ def test_the_teleporter_acts_one_frame_later_after_a_gray_view() -> None:
         view, reward = env.step(np.array([FORWARD]))[:2]
         assert reward[0] == 0.0
     assert (env.state.room[0], round(env.state.x[0], 3)) == (GREY, 29.122)
-    assert (view == 56).all()
+    assert (view[0, 12:48] == 56).all(), "the low byte of the client's clock, 1336 ms, beside the display"
+    assert (view != 56).any()
     assert env.poses()[0, 3] == 0
     view, reward = env.step(np.array([LEFT]))[:2]
     assert reward[0] == env.state.score[0] == 1.0
-    assert (view != 56).any()
+    assert (view[0, 12:48] != 56).any()
     assert (env.state.room[0], env.state.x[0], env.state.y[0]) == (ROOM_2, 294.8, -64)
     assert env.state.yaw[0] == pytest.approx(2.112), "turned by this frame's action alone"
     for _ in range(100):
         step(env, FIRE)
     assert env.state.vx[0] == 0.0
     assert env.state.x[0] == pytest.approx(443.6062, abs=1e-3)
+
+
+@pytest.mark.parametrize(("waits", "grays"), [(0, [56]), (1, [73, 87, 104]), (3, [87, 104])])
+def test_the_view_is_gray_until_the_servers_next_frame(waits: int, grays: list[int]) -> None:
+    """Every 50 ms: for one frame or for up to three, in which the player moves on in the second room."""
+    env = start(RoomsConfig(action_repeat=1, hud=False))
+    seen = []
+    for frame in range(waits + 55 + 8):
+        view = env.step(np.array([FIRE if frame < waits else FORWARD]))[0][0]
+        if (view == view[0, 0, 0]).all():
+            seen.append(int(view[0, 0, 0]))
+    assert seen == grays
+    assert env.state.room[0] == ROOM_2
 
 
 def touched(env: RoomsVectorEnv) -> Any:
@@ -116,7 +130,8 @@ def test_players_stay_in_the_rooms() -> None:
     for _ in range(170):
         hurried = np.where(rng.random(64) < 0.1, rng.integers(0, 9, 64), hurried)
         views = env.step(hurried)[0]
-        assert ((views.max((1, 2, 3)) > views.min((1, 2, 3))) == (env.state.room != GREY)).all()
+        gray = [is_gray(env.state, i) for i in range(64)]
+        assert ((views.max((1, 2, 3)) == views.min((1, 2, 3))) == gray).all()
         x, y, solids = env.state.x, env.state.y, env.level.solids
         inside = (solids[:, :1] < x) & (x < solids[:, 2:3]) & (solids[:, 1:2] < y) & (y < solids[:, 3:])
         assert not inside.any()
@@ -125,20 +140,22 @@ def test_players_stay_in_the_rooms() -> None:
 
 
 def test_a_choice_leads_to_a_new_trial() -> None:
-    """Reward one frame after the touch, then a frame at the start, and one in which the engine ignores the action."""
+    """Reward one frame after the touch, then a frame at the start in which the engine ignores the action."""
     env = start(**CHOOSING, x=600.0, y=64.0, yaw=30.0, vx=50.0)
     match = env.state.match[0]
     assert (step(env, FORWARD)[0][0], env.state.room[0]) == (0.0, ROOM_2)
     assert env.state.taken[0] == 0
     assert abs(step(env, FORWARD)[0][0]) == 10.0
     assert env.state.room[0] == CHOSEN
-    for _ in range(2):
-        assert step(env, FORWARD)[0][0] == 0.0
-        assert env.state.room[0] == ROOM_1
-        assert (env.state.x[0], env.state.y[0], env.state.yaw[0], env.state.vx[0]) == (-232, -64, 0, 0)
-        assert env.state.shown[0] == 3
-    step(env, FORWARD)
-    assert env.state.vx[0] == 45
+    assert step(env, FORWARD)[0][0] == 0.0
+    assert env.state.room[0] == ROOM_1
+    assert (env.state.x[0], env.state.y[0], env.state.yaw[0], env.state.vx[0]) == (-232, -64, 0, 0)
+    assert env.state.shown[0] == env.state.frame[0] - 1 == 2
+    speeds = []
+    for _ in range(3):
+        step(env, FORWARD)
+        speeds.append(env.state.vx[0])
+    assert speeds == [45, 89, 133], "moves of 14 and 17 ms, as in DeepMind Lab"
     assert env.state.match[0] == match
 
 
@@ -177,26 +194,31 @@ def test_an_episode_lasts_720_frames(repeat: int, steps: int) -> None:
     assert infos["correct_choices"][0] == infos["wrong_choices"][0] == env.state.score[0] == 0
 
 
-def test_the_oracle_scores_66_for_every_seed() -> None:
-    """As in DeepMind Lab; a seventh teleport does not fit."""
+def test_the_oracle_scores_67_for_every_seed() -> None:
+    """At the same steps as in DeepMind Lab: six choices and seven teleports."""
     rewards, infos = play(start(STEPS, 32, seed=1))
-    assert (rewards.sum(axis=0) == 66).all()
+    steps = 1 + np.flatnonzero(rewards[:, 0])
+    assert steps.tolist() == [14, 28, 42, 56, 70, 83, 97, 111, 125, 139, 153, 166, 180]
+    assert (rewards.sum(axis=0) == 67).all()
     assert (infos["correct_choices"] == 6).all()
     assert (infos["wrong_choices"] == 0).all()
 
 
 def test_the_rewards_of_a_blind_runner() -> None:
-    """Measured on DeepMind Lab: at steps 14, 27, 42, ..., 180; he turns left for five steps after every teleport."""
-    since = 9
+    """Measured on DeepMind Lab: at steps 14, 27, 42, 55, ..., 179; he turns left for five steps after a teleport."""
+    turns = 0
 
     def run(env: RoomsVectorEnv) -> NDArray[Any]:
-        nonlocal since
-        since = 0 if env.state.visit[0] == 2 and since > 9 else since + 1 if env.state.visit[0] == 2 else 10
-        return np.full(1, NINE.index("look left, forward") if since < 5 else FORWARD)
+        nonlocal turns
+        begun = env.state.score[0] > scores[-1] and env.state.room[0] == ROOM_2
+        scores.append(float(env.state.score[0]))
+        turns = 5 if begun else turns - 1
+        return np.full(1, NINE.index("look left, forward") if turns > 0 else FORWARD)
 
+    scores = [0.0]
     rewards, _ = play(start(STEPS), run)
     steps = 1 + np.flatnonzero(rewards[:, 0])
-    assert (steps[:3].tolist(), steps[-1], len(steps)) == ([14, 27, 42], 180, 13)
+    assert (steps[:4].tolist(), steps[-1], len(steps)) == ([14, 27, 42, 55], 179, 13)
 
 
 def test_draws_of_a_trial() -> None:

@@ -140,11 +140,11 @@ def test_a_visit_begins_as_the_first_does_whatever_the_player_was_doing() -> Non
             assert state["room"] == (ROOM_2 if choosing else ROOM_1)
             assert abs(state["yaw"]) < (360 / 65536 if choosing else 1e-9)
             if not choosing:
-                assert (state["shown"], state["time"]) == (state["frame"], LOADED)
+                assert (state["shown"], state["time"]) == (state["frame"] - 1, LOADED + 14)
 
 
 def test_an_action_before_the_level_is_loaded_is_ignored() -> None:
-    """In the frame after an example appears, but not at the beginning of an episode."""
+    """In the frame in which an example appears, but not at the beginning of an episode."""
     env = RoomsVectorEnv(1, replace(FRAMES, visit_frames=5, examples=2))
     env.reset(seed=0)
     speeds = []
@@ -152,7 +152,7 @@ def test_an_action_before_the_level_is_loaded_is_ignored() -> None:
         env.step(np.array([NINE.index("forward")]))
         speeds.append((int(env.state.visit[0]), env.state.vx[0]))
     assert speeds[0] == (0, 45), "the first move of 14 ms"
-    assert speeds[4:7] == [(1, 0), (1, 0), (1, 45)]
+    assert speeds[4:7] == [(1, 0), (1, 45), (1, 89)]
 
 
 def test_the_delay_is_halved_as_often_as_not() -> None:
@@ -172,7 +172,7 @@ def test_fixed_sides_put_the_lower_number_left() -> None:
 
 
 #: Least and greatest number of steps that a memory has to bridge; the names of other variants state it.
-SPANS = {"full": (5, 6), "full-half": (5, 6), "transfer": (5, 7), "small": (1, 2)}
+SPANS = {"full": (5, 8), "full-half": (5, 8), "transfer": (5, 7), "small": (1, 1)}
 SPANS |= {"small-recall": (4, 66), "small-recall-long": (18, 130)}
 
 

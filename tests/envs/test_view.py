@@ -174,8 +174,14 @@ def test_a_ring_around_the_start_fades_in_28_frames() -> None:
     assert (away[0] == away[1]).all()
 
 
-def test_the_frame_of_a_teleport_is_uniform_grey() -> None:
-    assert (view(room=GREY) == 56).all()
+def test_the_view_of_a_teleport_is_gray_under_the_display() -> None:
+    """The shade is the low byte of the client's clock, which is a move of 14 or 17 ms ahead: 1319 + 17 - 1280 = 56."""
+    place = {"room": GREY, "frame": 55, "shown": 0, "time": 1319, "gray_until": 1350}
+    seen = view(**place)
+    assert (seen[12:48] == 56).all()
+    assert (seen != 56).any()
+    assert (view("small", **place) == 56).all(), "without a display"
+    assert (view("small", **place | {"gray_until": 1336}) != 56).any()
 
 
 def test_the_glow_pulses_at_a_fifth_of_a_hertz() -> None:
