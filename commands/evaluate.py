@@ -51,6 +51,8 @@ def load(run: Run, options: PlayOptions, console: Console, env: str | None = Non
     with user_errors():
         player = load_trained_agent(run, options.allow, env, options.limits)
     say_skipped(console, player.checkpoint.skipped)
+    if env and player.env != env:
+        say_all(console, {"environment": f"{player.env}, with the view of the training"})
     return player
 
 

@@ -30,8 +30,10 @@ NONMATCHING = PATH + "rooms_select_nonmatching_object"
 TEST_MIXER, TRAINING_MIXERS = 0x600D5EED, 1 << 31
 SEEDS = STREAMS = 1 << 31
 #: Fields of a spec: arguments of `make` and `DMLabEnv`.
-FIELDS: tuple[str, ...] = ("image_height", "image_width", "action_repeat", "actions", "instruction", "test", "stream")
-FIELDS += ("dataset", "renderer", "cache_gigabytes", "processes")
+FIELDS: tuple[str, ...] = ("image_height", "image_width", "shrink", "action_repeat", "actions", "instruction", "test")
+FIELDS += ("stream", "dataset", "renderer", "cache_gigabytes", "processes")
+#: Rows and columns of a view, pixels, and how many times as high and wide as an observation it can be.
+HEIGHT, WIDTH, SHRINKS = 72, 96, range(1, 9)
 #: Names of actions, and look pixels a frame, by the value of `DMLabEnv`'s argument `actions`.
 ACTION_SETS = {"nine": (NINE, 20), "fifteen": (FIFTEEN, 10)}
 _IMAGE, _INSTRUCTION = "RGB_INTERLEAVED", "INSTR"
@@ -53,7 +55,9 @@ class DMLabEnv(gymnasium.Env[Observation, int]):
 
     Args:
         level: a level of DMLab-30 by name, or any other by its path, such as "lt_chasm" or "tests/empty_room_test".
-        image_height, image_width: rows and columns of the view, pixels.
+        image_height, image_width: rows and columns of an observation, pixels; by default 72 and 96, over `shrink`.
+        shrink: the view is drawn this many times as high and wide, and means of so many pixels are observed; as in
+            `RoomsConfig`.
         action_repeat: frames an action is held. Where it does not divide an episode, Lab counts frames beyond its end.
         actions: a name in `ACTION_SETS`.
         instruction: observe the level's instruction, too: `INSTRUCTION_WORDS` int64, see `envs.words`.
@@ -74,8 +78,9 @@ class DMLabEnv(gymnasium.Env[Observation, int]):
         self,
         level: str,
         *,
-        image_height: int = 72,
-        image_width: int = 96,
+        image_height: int | None = None,
+        image_width: int | None = None,
+        shrink: int = 1,
         action_repeat: int = 4,
         actions: str = "nine",
         instruction: bool = False,
@@ -88,6 +93,7 @@ class DMLabEnv(gymnasium.Env[Observation, int]):
         lab: Any = None,
     ) -> None:
         positive, flags = range(1, STREAMS), (False, True)
+        image_height, image_width = image_size(image_height, image_width, shrink)
         for name, given, known in (
             ("image_height", image_height, positive),
             ("image_width", image_width, positive),
@@ -102,6 +108,7 @@ class DMLabEnv(gymnasium.Env[Observation, int]):
                 raise ValueError(f"{name}: expected a value in {known}, got {given!r}")
         self.level = PATH + level if level in BY_NAME else level
         self.action_repeat, self.instruction, self.stride = action_repeat, instruction, stride
+        self.shrink = shrink
         names, look_pixels = ACTION_SETS[actions]
         self._rows = action_rows(names, look_pixels)
         self._counts = {"correct_choices": 0, "wrong_choices": 0}
@@ -117,7 +124,8 @@ class DMLabEnv(gymnasium.Env[Observation, int]):
             words = spaces.Box(0, VOCABULARY - 1, (INSTRUCTION_WORDS,), np.int64)
             self.observation_space = spaces.Dict({"image": self.observation_space, "instruction": words})
         self.action_space: spaces.Space[Any] = spaces.Discrete(len(names))
-        config = {"width": image_width, "height": image_height, "fps": FRAMES_PER_SECOND, "logLevel": "WARN"}
+        config = {"width": shrink * image_width, "height": shrink * image_height}
+        config |= {"fps": FRAMES_PER_SECOND, "logLevel": "WARN"}
         config |= {"datasetPath": dataset, **({"allowHoldOutLevels": "true"} if test else {})}
         config["mixerSeed"] = 0
         if test:
@@ -180,7 +188,7 @@ class DMLabEnv(gymnasium.Env[Observation, int]):
 
     def _observe(self) -> Observation:
         seen = self._lab.observations()
-        image = np.array(seen[_IMAGE])
+        image = block_means(seen[_IMAGE], self.shrink)
         if not self.instruction:
             return image
         return {"image": image, "instruction": hash_words(seen[_INSTRUCTION].split(), INSTRUCTION_WORDS)}
@@ -188,6 +196,29 @@ class DMLabEnv(gymnasium.Env[Observation, int]):
     def close(self) -> None:
         """Closes the engine."""
         self._lab.close()
+
+
+def image_size(height: int | None, width: int | None, shrink: int) -> tuple[int, int]:
+    """Rows and columns of an observation; None stands for those of Lab's own view over `shrink`.
+
+    Raises a ValueError if there is no such view.
+    """
+    if type(shrink) is not int or shrink not in SHRINKS:
+        raise ValueError(f"shrink: expected a value in {SHRINKS}, got {shrink!r}")
+    for name, size, own in (("image_height", height, HEIGHT), ("image_width", width, WIDTH)):
+        if size is None and own % shrink:
+            raise ValueError(f"shrink: expected a divisor of {own} where {name} is not given, got {shrink}")
+    return HEIGHT // shrink if height is None else height, WIDTH // shrink if width is None else width
+
+
+def block_means(view: NDArray[np.uint8], k: int) -> NDArray[np.uint8]:
+    """Means over blocks of k x k pixels of a view [k H, k W, 3], halves rounded up, as `envs.rooms.env.average`."""
+    if k == 1:
+        return np.array(view)
+    height, width, channels = view.shape
+    blocks = view.reshape(height // k, k, width // k, k, channels)
+    sums = blocks.sum(axis=(1, 3), dtype=np.int64)
+    return ((2 * sums + k * k) // (2 * k * k)).astype(np.uint8)
 
 
 def make(level: str, num_envs: int, *, cache_gigabytes: float = 2.0, processes: int = 1, **fields: Any) -> VectorEnv:

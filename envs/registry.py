@@ -281,6 +281,45 @@ def held_out(spec: str) -> str:
     return ",".join(map(str, found))
 
 
+def with_view(spec: str, trained: str) -> str:
+    """The spec with the view on which an agent was trained, in tasks whose own has another size.
+
+    The view is that of the rooms level and of DeepMind Lab: rows, columns and `shrink`. Tasks that say what they are
+    to show stay as they are, and so do those that cannot be shown so.
+    """
+    view = _view(parse_spec(tasks(trained)[0]))
+    if view is None:
+        return spec
+    return ",".join(_shown_as(task, view) for task in tasks(spec))
+
+
+def _shown_as(task: str, view: dict[str, int]) -> str:
+    parsed = parse_spec(task)
+    own = _view(parsed)
+    sizes = ("image_height", "image_width")
+    if own is None or parsed.overrides.keys() & view.keys() or all(own[name] == view[name] for name in sizes):
+        return task
+    shown = parsed._replace(overrides={**parsed.overrides, **{name: str(value) for name, value in view.items()}})
+    return task if _view(shown) is None else str(shown)
+
+
+def _view(spec: Spec) -> dict[str, int] | None:
+    """The fields of a task's view; None if it has none or they are wrong."""
+    try:
+        if spec.kind == "rooms":
+            config = rooms_config(spec.name, spec.overrides)
+            height, width, shrink = config.image_height, config.image_width, config.shrink
+        elif spec.kind == "dmlab":
+            fields = _literals(spec.overrides)
+            shrink = fields.get("shrink", 1)
+            height, width = dmlab.image_size(fields.get("image_height"), fields.get("image_width"), shrink)
+        else:
+            return None
+    except ValueError:  # which is reported where the environment is made
+        return None
+    return {"image_height": height, "image_width": width, "shrink": shrink}
+
+
 def drawing(task: str) -> str:
     """The spec of a task with which `render()` returns pictures, for films; the task itself if nothing can draw it."""
     kind, name, overrides = parse_spec(task)

@@ -17,7 +17,17 @@ from actors.evaluation import ScriptedActor, play_episodes
 from actors.intervals import mean_interval, share_interval
 from actors.recording import Recording, record_episodes
 from agent import Agent
-from envs import drawing, held_out, limit_calls, make_vector, mean_normalised, prepare, require_consent, tasks
+from envs import (
+    drawing,
+    held_out,
+    limit_calls,
+    make_vector,
+    mean_normalised,
+    prepare,
+    require_consent,
+    tasks,
+    with_view,
+)
 from storage.checkpoints import Checkpoint, load_weights
 from storage.files import Json
 from storage.run import Run
@@ -51,7 +61,8 @@ def load_trained_agent(
 
     Args:
         allow: environments whose code the run may name, and the URL of its checkpoints; see `envs.require_consent`.
-        env: where to play, which may run its own code; by default the environment on which the run is tested.
+        env: where to play, which may run its own code; by default the environment on which the run is tested. It gets
+            the view of the training, see `envs.with_view`.
 
     Raises:
         FileNotFoundError, ValueError, ImportError, StorageError: if the folder is not a run, has no readable
@@ -63,8 +74,9 @@ def load_trained_agent(
     place = checkpoint_place(config, run, allow)
     config = dataclasses.replace(config, actors=limits(config.actors))
     limit_calls(config.actors.step_seconds)
-    # The environment may be another than that of the training, if observations and actions are the same.
-    env = env or held_out(config.env)
+    # The environment may be another than that of the training, if observations and actions are the same. The level is
+    # shown as the agent knows it.
+    env = with_view(env, config.env) if env else held_out(config.env)
     prepare(env)
     require_interface(env, like=config.env)
     agent = make_agent(config)

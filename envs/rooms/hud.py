@@ -117,7 +117,7 @@ def draw(
     for row in range(int(middle - reach), int(middle + reach) + 1):
         for column in _columns(own, int(centre - reach), int(centre + reach) + 1):
             if (row + 0.5 - middle) ** 2 + (column + 0.5 - centre) ** 2 < reach * reach:
-                _blend(image, row, column, 241.0, 255.0, 255.0, strength)
+                _blend(image, row, column, style.disc[0], style.disc[1], style.disc[2], strength)
     health = max(125 - int((state.frame[i] - state.shown[i]) * FRAME_SECONDS), 100)
     _number(image, own, 100, (65 + low) * y, (15 + left) * x, 7 * y, 4.3 * x, (220.0, 150.0, 10.0), 0.3 * strength)
     _number(image, own, health, (65 + low) * y, (42 + left) * x, 7 * y, 4.7 * x, (225.0, 220.0, 215.0), 0.3 * strength)

@@ -10,6 +10,9 @@ from numba.extending import register_jitable
 
 from envs.batched import GOLDEN, mixed
 
+#: Colour of the display's disc as it was measured. It comes from one of the files that the measured build of Lab lacks.
+DISC = (241.0, 255.0, 255.0)
+
 
 class Look(NamedTuple):
     """What `drawn` chooses for an episode."""
@@ -29,6 +32,7 @@ class Look(NamedTuple):
     pad_glow: float
     hud: float  # strength of the display, 0 for none
     hud_shift: float  # towards the middle of the view, in 1/96 of its width
+    disc: tuple[float, float, float]  # colour of the display's disc
 
 
 @register_jitable
@@ -45,7 +49,7 @@ def drawn(scene: Any, state: Any, i: int) -> Look:
     """
     bits, hud = state.look[i], 1.0 if scene.hud else 0.0
     if bits == 0:
-        return Look(0, 0, 0, 0, scene.focal, (1.0, 1.0, 1.0), 0.86, 1.0, 1.0, 1.0, 0.46, 1.0, 1.0, hud, 0.0)
+        return Look(0, 0, 0, 0, scene.focal, (1.0, 1.0, 1.0), 0.86, 1.0, 1.0, 1.0, 0.46, 1.0, 1.0, hud, 0.0, DISC)
     last, tones = scene.wall.shape[0] - 1e-9, scene.tones.shape[0] - 1e-9
     bright = uniform(bits, 3, 0.75, 1.1)
     red, green, blue = uniform(bits, 4, 0.9, 1.1), uniform(bits, 5, 0.9, 1.1), uniform(bits, 6, 0.9, 1.1)
@@ -65,4 +69,5 @@ def drawn(scene: Any, state: Any, i: int) -> Look:
         uniform(bits, 17, 0.5, 1.2),
         hud * uniform(bits, 9, 0.5, 1.2) if uniform(bits, 18, 0.0, 1.0) < 0.75 else 0.0,
         uniform(bits, 10, 0.0, 4.0),
+        (uniform(bits, 19, 0.0, 255.0), uniform(bits, 20, 0.0, 255.0), uniform(bits, 21, 0.0, 255.0)),
     )

@@ -44,8 +44,10 @@ PAD_FADE = (1.2, 4.5)
 PAD_MEAN = ((76.0, 124.0, 128.0), (122.0, 62.0, 165.0))
 #: Walls darken over this many u towards their corners, to this share of their brightness.
 CORNER, CORNER_LIGHT = 100.0, 0.62
-#: The ring around the start: its radius and height in u, the frames in which it fades, and what it adds to colours.
-RING_RADIUS, RING_HEIGHT, RING_FRAMES, RING_GLOW = 23.0, 40.5, 28, (85.0, 125.0, 110.0)
+#: The two rings around the start: their radius in u and the frames in which they fade. For each, the heights in u from
+#: which and to which it moves, the frames that takes, and what it adds to colours.
+RING_RADIUS, RING_FRAMES = 23.0, 28
+RINGS = ((42.3, 40.5, 4.0, (85.0, 125.0, 110.0)), (62.0, 98.0, 28.0, (100.0, 100.0, 100.0)))
 
 
 class Scene(NamedTuple):
@@ -299,7 +301,7 @@ def draw_pad(
 
 
 @register_jitable
-def draw_ring(
+def draw_rings(
     scene: Scene,
     style: Look,
     plan: level.Level,
@@ -312,7 +314,7 @@ def draw_ring(
     column: int,
     image: NDArray[np.uint8],
 ) -> None:
-    """Brightens the column where the ring around the start is seen, which fades after the start of a visit."""
+    """Brightens the column where the rings around the start are seen, which move and fade as a visit begins."""
     age = state.frame[i] - state.shown[i]
     rx, ry = state.x[i] - plan.start[0], state.y[i] - plan.start[1]
     radius = RING_RADIUS * scene.scale
@@ -320,12 +322,14 @@ def draw_ring(
     if outside >= 0.0:
         return
     a, b = dx * dx + dy * dy, rx * dx + ry * dy
-    pixels = style.focal * a / (math.sqrt(b * b - a * outside) - b)  # of one u at the ring
-    middle, height = horizon + (eye - RING_HEIGHT) * pixels, image.shape[0]
-    for row in range(_row(middle - 0.6 * pixels, 0, height), _row(middle + 0.6 * pixels, 0, height)):
-        for c in range(3):
-            value = image[row, column, c] + RING_GLOW[c] * (1.0 - age / RING_FRAMES)
-            _put(image, row, column, c, value)
+    pixels = style.focal * a / (math.sqrt(b * b - a * outside) - b)  # of one u at the rings
+    height, strength = image.shape[0], 1.0 - age / RING_FRAMES
+    for ring in RINGS:
+        up = ring[0] + min(age / ring[2], 1.0) * (ring[1] - ring[0])
+        middle = horizon + (eye - up) * pixels
+        for row in range(_row(middle - 0.6 * pixels, 0, height), _row(middle + 0.6 * pixels, 0, height)):
+            for c in range(3):
+                _put(image, row, column, c, image[row, column, c] + strength * ring[3][c])
 
 
 @register_jitable
@@ -437,7 +441,7 @@ def draw_view(  # noqa: C901, PLR0912, PLR0915 (calls would copy the scene and t
             if (ox * dy - oy * dx) ** 2 < 1.172 * pad[2] * pad[2] * length:  # of the circle around the octagon
                 draw_pad(pad, tall, glow, focal, ox, oy, eye, dx, dy, depth, horizon, column, image)
         if ring:
-            draw_ring(scene, style, plan, state, i, eye, dx, dy, horizon, column, image)
+            draw_rings(scene, style, plan, state, i, eye, dx, dy, horizon, column, image)
         for k in range(1 if room == 0 else 2):
             item = bodies[k]
             if item.shown and (item.rx * dy - item.ry * dx) ** 2 < widest * length:

@@ -16,14 +16,14 @@ NEAR = 0.02
 SHAPES: dict[str, tuple[int, float, float, int, float, float]] = {
     "barbell": (0, 0.47, 1.02, 75, 1.25, 1.05),
     "coil": (1, 0.58, 1.09, 85, 0.78, 1.28),
-    "cone": (2, 0.97, 1.06, 60, 1.1, 1.34),
-    "crossbar": (3, 1.0, 1.02, 65, 1.27, 1.05),
+    "cone": (2, 0.78, 1.1, 55, 1.05, 1.36),
+    "crossbar": (3, 0.97, 1.06, 60, 1.1, 1.34),
     "cube": (4, 1.16, 1.09, 70, 0.92, 1.61),
     "cylinder": (5, 0.62, 1.54, 95, 1.32, 1.66),
     "double_prism": (6, 1.02, 0.55, 80, 0.82, 1.12),
-    "glow_ball": (7, 0.98, 1.04, 75, 1.1, 1.17),
-    "pot_cone": (8, 0.78, 1.1, 55, 1.05, 1.36),
-    "prism_jack": (9, 1.04, 1.06, 185, 1.15, 1.1),
+    "glow_ball": (7, 1.04, 1.06, 185, 1.15, 1.1),
+    "pot_cone": (8, 0.98, 1.02, 70, 1.1, 1.25),
+    "prism_jack": (9, 1.0, 1.02, 65, 1.27, 1.05),
     "sphere": (10, 0.98, 0.96, 115, 0.86, 0.99),
     "toroid": (11, 1.02, 1.08, 130, 0.74, 1.14),
 }
@@ -64,12 +64,12 @@ def distances(shape: int, x: float, y: float, z: float) -> tuple[float, float]:
         body = 0.8 * (r - 0.4 - 0.06 * math.sin(math.atan2(y, x) - 12.0 * z))
         caps = 0.95 * _tube(r + 0.35 * max(z - 0.65, 0.0), abs(z + 0.11) - 0.75, 0.57, 0.23)
         return max(body, abs(z + 0.11) - 0.6), min(caps, _box(x, y, z - 0.98, 0.2, 0.05, 0.1))
-    if shape == 2:  # cone: a stout body on a dark foot, with two arms at its dark head
+    if shape == 2:  # cone: a flask on a wide dark base, with a dark neck
+        glow = max(0.9 * (r - 0.25 - 0.48 * (0.44 - z)), abs(z - 0.05) - 0.41)
+        return glow, min(_tube(r, z + 0.72, 0.74, 0.37), _tube(r, z - 0.76, 0.24, 0.33))
+    if shape == 3:  # crossbar: a stout body on a dark foot, with two arms at its dark head
         glow = min(_tube(r, z + 0.05, 0.36, 0.55), _box(x, y, z - 0.73, 0.94, 0.15, 0.15))
         return glow, _tube(r, abs(z + 0.04) - 0.77, 0.43, 0.27)
-    if shape == 3:  # crossbar: a thin upright cross with a dark hub
-        glow = min(_box(x, y, z, 0.97, 0.12, 0.12), _box(x, y, z, 0.12, 0.12, 1.0))
-        return glow, _box(x, y, z, 0.19, 0.19, 0.17)
     if shape == 4:  # cube: a flat box with a dark lid and a thin dark base
         lid = min(_box(x, y, z - 0.72, 1.0, 0.55, 0.36), _box(x, y, z + 1.04, 1.0, 0.55, 0.04))
         return _box(x, y, z + 0.34, 0.97, 0.52, 0.7), lid
@@ -81,17 +81,19 @@ def distances(shape: int, x: float, y: float, z: float) -> tuple[float, float]:
         taper = 0.26 * abs(x)
         glow = max(0.94 * (max(abs(y), abs(z)) + taper - 0.51), abs(x) - 0.96)
         return glow, min(_box(x, y, z, 0.1, 0.52, 0.53), _box(abs(x) - 0.97, y, z, 0.04, 0.28, 0.28))
-    if shape == 7:  # glow ball: a well rounded box between two knobs
-        return _box(x, y, z, 0.44, 0.3, 0.37) - 0.48, _tube(r, abs(z) - 0.9, 0.2, 0.13)
-    if shape == 8:  # pot cone: a flask on a wide dark base, with a dark neck
-        glow = max(0.9 * (r - 0.25 - 0.48 * (0.44 - z)), abs(z - 0.05) - 0.41)
-        return glow, min(_tube(r, z + 0.72, 0.74, 0.37), _tube(r, z - 0.76, 0.24, 0.33))
-    if shape == 9:  # prism jack: a ball with grey studs on its axes and diagonals
+    if shape == 7:  # glow ball: with grey studs on its axes and diagonals
         ball = math.sqrt(r * r + z * z)
         a, b, c = abs(x), abs(y), abs(z)
         axis = ball * ball + 0.81 - 1.8 * max(a, max(b, c))
         diagonal = ball * ball + 0.81 - 1.04 * (a + b + c)
         return ball - 0.85, math.sqrt(max(min(axis, diagonal), 0.0)) - 0.15
+    if shape == 8:  # pot cone: a cup that widens to the top, under a wide dark rim
+        glow = max(0.95 * (r - 0.34 - 0.26 * (z + 1.0)), abs(z + 0.3) - 0.72)
+        rim = max(0.87 * (r - 0.96 + 0.55 * (z - 0.42)), abs(z - 0.71) - 0.31)
+        return glow, rim
+    if shape == 9:  # prism jack: a thin upright cross with a dark hub
+        glow = min(_box(x, y, z, 0.97, 0.12, 0.12), _box(x, y, z, 0.12, 0.12, 1.0))
+        return glow, _box(x, y, z, 0.19, 0.19, 0.17)
     if shape == 10:  # sphere: two lobes with a grey belt between them
         lobe = math.sqrt((abs(x) - 0.12) ** 2 + y * y + z * z)
         return lobe - 0.83, _tube(_length(y, z), x, 0.92, 0.1)

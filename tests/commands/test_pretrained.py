@@ -5,7 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from storage.run import Run
 from tests.commands.cli import Commands
+from training.evaluation import load_trained_agent, play
 
 FOLDER = Path(__file__).parents[2] / "pretrained"
 AGENTS = sorted(path.parent.name for path in FOLDER.glob("*/config.json"))
@@ -30,3 +32,13 @@ def test_a_trained_agent_plays_as_its_table_says(name: str, cli: Commands) -> No
 
 def test_there_are_some() -> None:
     assert "small" in AGENTS
+
+
+def test_the_agent_of_the_level_sees_deepmind_lab_as_it_saw_the_level(lab: object) -> None:
+    """At 36 x 48 pixels, means of Lab's own, though nobody says so."""
+    level = "dmlab:rooms_select_nonmatching_object"
+    fields = "test=True,processes=0,cache_gigabytes=0"
+    player = load_trained_agent(Run(FOLDER / "level"), env=f"{level},{fields}")
+    assert player.env == f"{level},{fields},image_height=36,image_width=48,shrink=2"
+    (episode,) = play(player.config, player.agent, 1, env=player.env)
+    assert episode.score == 2.0, "what Lab's double gives"

@@ -19,6 +19,7 @@ from envs import dmlab
 from envs.dmlab import ACTION_SETS, TEST_MIXER, TRAINING_MIXERS, DMLabEnv
 from envs.dmlab30 import BY_NAME, LEVELS
 from envs.level_cache import LevelCache
+from envs.rooms.env import average
 from envs.words import VOCABULARY, hash_words
 from tests.envs.lab import LEVEL, OTHERS, Lab, Module, install
 
@@ -162,6 +163,61 @@ def test_action_sets(name: str) -> None:
     for action in (-1, len(rows)):
         with pytest.raises(ValueError, match=rf"expected 0\.\.{len(rows) - 1}"):
             env.step(action)
+
+
+@pytest.mark.parametrize("shrink", [1, 2, 3])
+def test_a_smaller_view_is_the_mean_of_blocks_as_in_the_re_creation(shrink: int) -> None:
+    view = np.random.default_rng(shrink).integers(0, 256, (4 * shrink, 5 * shrink, 3)).astype(np.uint8)
+    expected = np.zeros((4, 5, 3), np.uint8)
+    average(view, 0, 1, expected)
+    assert (dmlab.block_means(view, shrink) == expected).all()
+
+
+def test_the_view_is_drawn_larger_than_it_is_observed(lab: Callable[..., Any]) -> None:
+    whole, half = lab(), lab(shrink=2)
+    for seen, mean in zip(play(whole, 5, seed=3), play(half, 5, seed=3), strict=True):
+        assert mean.shape == half.observation_space.shape == (36, 48, 3)
+        assert (mean == dmlab.block_means(seen, 2)).all()
+    assert lab(image_height=24, image_width=32, shrink=3).observation_space.shape == (24, 32, 3)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"shrink": 0}, r"shrink: expected a value in range\(1, 9\), got 0"),
+        ({"shrink": 2.0}, "shrink: expected a value in .*got 2.0"),
+        ({"shrink": 5}, "shrink: expected a divisor of 72 where image_height is not given, got 5"),
+        ({"shrink": 5, "image_height": 10}, "shrink: expected a divisor of 96 where image_width is not given, got 5"),
+    ],
+)
+def test_views_that_cannot_be_divided(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        double(**fields)
+
+
+HALF = "image_height=36,image_width=48,shrink=2"
+
+
+@pytest.mark.parametrize(
+    ("env", "trained", "shown"),
+    [
+        (f"dmlab:{NAME}", "rooms:full-half", f"dmlab:{NAME},{HALF}"),
+        (f"dmlab:{NAME},test=True", f"dmlab:{NAME},shrink=2", f"dmlab:{NAME},test=True,{HALF}"),
+        (
+            "rooms:transfer,rooms:full",
+            "rooms:full-half,rooms:full-half,distance_scale=0.4",
+            f"rooms:transfer,{HALF},rooms:full,{HALF}",
+        ),
+        (f"dmlab:{NAME},shrink=2", "rooms:full-half", f"dmlab:{NAME},shrink=2"),  # says how it is to be shown
+        (f"dmlab:{NAME},shrink=3", "rooms:full-half", f"dmlab:{NAME},shrink=3"),
+        ("rooms:full-half", "rooms:full,image_height=36,image_width=48", "rooms:full-half"),  # of the same size
+        ("rooms:full", "rooms:small", "rooms:full"),  # cannot be shown so: the display needs more pixels
+        ("gym:CartPole-v1", "rooms:full-half", "gym:CartPole-v1"),
+        ("rooms:full", "gym:CartPole-v1", "rooms:full"),
+    ],
+)
+def test_the_view_of_the_training(env: str, trained: str, shown: str) -> None:
+    assert envs.with_view(env, trained) == shown
 
 
 def test_impossible_arguments_are_named() -> None:
