@@ -19,7 +19,7 @@ from gymnasium.vector import SyncVectorEnv, VectorEnv
 
 from benchmarks.common import in_turns, rounded, run
 from envs import make_vector
-from envs.rooms import VARIANTS, RoomsConfig, RoomsVectorEnv, memory_spans, oracle_actions
+from envs.rooms import VARIANTS, RoomsConfig, RoomsVectorEnv, memory_spans
 
 ROWS = 16
 SPECS = (
@@ -89,7 +89,7 @@ def score(config: RoomsConfig, episodes: int, oracle: bool) -> dict[str, float]:
     env, random, total = RoomsVectorEnv(episodes, blind), np.random.default_rng(0), np.zeros(episodes)
     env.reset(seed=0)
     for _ in range(blind.episode_steps):
-        _, reward, _, _, infos = env.step(oracle_actions(env) if oracle else random.integers(0, 9, episodes))
+        _, reward, _, _, infos = env.step(env.oracle_actions() if oracle else random.integers(0, 9, episodes))
         total += reward
     found = {"score": total.mean(), "standard_error": total.std() / np.sqrt(episodes)}
     return rounded(found | {name: infos[name].mean() for name in ("correct_choices", "wrong_choices")}, digits=3)

@@ -17,7 +17,7 @@ from gymnasium.vector import VectorEnv
 from numpy.typing import NDArray
 
 from envs.dmlab30 import BY_NAME, PATH
-from envs.lab_interface import FIFTEEN, INSTRUCTION_WORDS, NINE, action_rows
+from envs.lab_interface import ACTION_SETS, INSTRUCTION_WORDS, action_rows
 from envs.level_cache import LevelCache, default_folder
 from envs.processes import batch
 from envs.words import VOCABULARY, hash_words
@@ -34,8 +34,6 @@ FIELDS: tuple[str, ...] = ("image_height", "image_width", "shrink", "action_repe
 FIELDS += ("stream", "dataset", "renderer", "cache_gigabytes", "processes")
 #: Rows and columns of a view, pixels, and how many times as high and wide as an observation it can be.
 HEIGHT, WIDTH, SHRINKS = 72, 96, range(1, 9)
-#: Names of actions, and look pixels a frame, by the value of `DMLabEnv`'s argument `actions`.
-ACTION_SETS = {"nine": (NINE, 20), "fifteen": (FIFTEEN, 10)}
 _IMAGE, _INSTRUCTION = "RGB_INTERLEAVED", "INSTR"
 
 Observation = NDArray[np.uint8] | dict[str, NDArray[Any]]
@@ -59,7 +57,7 @@ class DMLabEnv(gymnasium.Env[Observation, int]):
         shrink: the view is drawn this many times as high and wide, and means of so many pixels are observed; as in
             `RoomsConfig`.
         action_repeat: frames an action is held. Where it does not divide an episode, Lab counts frames beyond its end.
-        actions: a name in `ACTION_SETS`.
+        actions: a name in `lab_interface.ACTION_SETS`.
         instruction: observe the level's instruction, too: `INSTRUCTION_WORDS` int64, see `envs.words`.
         test: allow levels that are held out for tests, with the mixer seed of DeepMind's evaluations.
         stream: which of the disjoint sets of episodes to train on; None for mixer seed 0. Not used with `test`.
@@ -124,7 +122,7 @@ class DMLabEnv(gymnasium.Env[Observation, int]):
             words = spaces.Box(0, VOCABULARY - 1, (INSTRUCTION_WORDS,), np.int64)
             self.observation_space = spaces.Dict({"image": self.observation_space, "instruction": words})
         self.action_space: spaces.Space[Any] = spaces.Discrete(len(names))
-        config = {"width": shrink * image_width, "height": shrink * image_height}
+        config: dict[str, Any] = {"width": shrink * image_width, "height": shrink * image_height}
         config |= {"fps": FRAMES_PER_SECOND, "logLevel": "WARN"}
         config |= {"datasetPath": dataset, **({"allowHoldOutLevels": "true"} if test else {})}
         config["mixerSeed"] = 0

@@ -17,6 +17,8 @@ FIFTEEN = (
     *("look far left", "look far right", "look down", "look up"),
     *("look left, forward", "look right, forward", "look far left, forward", "look far right, forward", "fire"),
 )
+#: Names of the actions, and look pixels a frame, by the name of the set.
+ACTION_SETS = {"nine": (NINE, 20), "fifteen": (FIFTEEN, 10)}
 #: Column of a row of `action_rows`, and sign, of each motion.
 _MOTIONS = {
     "look left": (0, -1),

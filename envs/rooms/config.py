@@ -6,6 +6,7 @@ A variant is a set of fields. The geometry of the original level is in `level.py
 import dataclasses
 from typing import Any
 
+from envs.lab_interface import ACTION_SETS
 from envs.rooms.shapes import SHAPES
 
 RGB = tuple[int, int, int]
@@ -40,6 +41,7 @@ _FIELD_TYPES: dict[Any, Any] = {
     float: ((int, float), "a number"),
     int: (int, "an integer"),
     bool: (bool, "True or False"),
+    str: (str, "a name"),
 }
 
 
@@ -77,7 +79,8 @@ class RoomsConfig:
     wall_height: float = 128.0
     eye_height: float = 50.0  # of the camera above the floor
     run_speed: float = 320.0  # top speed of the player
-    look_pixels: int = 20  # mouse units (0.1056 degrees) a frame of the look actions
+    actions: str = "nine"  # a set of actions in `lab_interface.ACTION_SETS`
+    look_pixels: int = 0  # mouse units (0.1056 degrees) a frame of the look actions; 0 for those of the set
     throw_speed: float = 400.0  # at which the teleporter throws the player forward, before `distance_scale`
     throw_seconds: float = 0.16  # after a teleport without friction and control, in the air or on the floor
     drop_height: float = 24.875  # from which the player falls at the end of the teleport
@@ -124,6 +127,7 @@ class RoomsConfig:
         apart = max(self.pickup_scale * 72 / 256, self.pickup_scale * 50 / 300) < self.distance_scale
         zones = f"pickup zones that touch neither each other nor the arrival at distance_scale={self.distance_scale}"
         check("pickup_scale", apart, zones)
+        check("actions", self.actions in ACTION_SETS, f"one of {', '.join(ACTION_SETS)}")
         check("wall_height", self.wall_height > self.eye_height, f"more than eye_height={self.eye_height}")
 
     @property
@@ -135,6 +139,11 @@ class RoomsConfig:
     def view_shape(self) -> tuple[int, int, int]:
         """Shape of the view that is drawn, before it is averaged."""
         return self.shrink * self.image_height, self.shrink * self.image_width, 3
+
+    @property
+    def action_names(self) -> tuple[str, ...]:
+        """The actions, in order."""
+        return ACTION_SETS[self.actions][0]
 
     @property
     def num_objects(self) -> int:

@@ -10,7 +10,6 @@ from torch import Tensor
 
 from envs.batched import stream
 from envs.device import DeviceEnv
-from envs.lab_interface import NINE
 from envs.rooms import level, render
 from envs.rooms.config import RoomsConfig, resolve
 from envs.rooms.env import _run
@@ -36,7 +35,7 @@ class DeviceRooms(DeviceEnv):
         state = {name: torch.from_numpy(own).to(device) for name, own in host.items()}
         super().__init__(
             num_envs,
-            len(NINE),
+            len(config.action_names),
             torch.zeros(num_envs, *config.image_shape, dtype=torch.uint8, device=device),
             state,
             {"correct_choices": state["correct"], "wrong_choices": state["wrong"]},

@@ -21,10 +21,10 @@ from numpy.typing import NDArray
 
 from envs.batched import BatchedEnv, Step
 from envs.caches import ensure_cache_folder
-from envs.lab_interface import NINE
 from envs.rooms import hud, level, look, render
 from envs.rooms.config import RoomsConfig, resolve
 from envs.rooms.oracle import oracle_actions
+from envs.rooms.planner import is_planned, planner
 
 
 @register_jitable(forceinline=True)  # calls copy the tuples, which costs a fourth of a step of small-recall
@@ -124,7 +124,7 @@ _run = _compile()
 class RoomsVectorEnv(BatchedEnv):
     """N environments of one config, stepped together; see `BatchedEnv`.
 
-    Observations [N, H, W, 3] uint8; actions [N] integers 0..8 (`lab_interface.NINE`); rewards [N] float64. An episode
+    Observations [N, H, W, 3] uint8; actions [N] integers (`RoomsConfig.action_names`); rewards [N] float64. An episode
     ends with its clock, as terminated. The infos hold `correct_choices` and `wrong_choices` [N] int64 of the episode.
 
     Args:
@@ -142,14 +142,14 @@ class RoomsVectorEnv(BatchedEnv):
         super().__init__(
             num_envs,
             spaces.Box(0, 255, config.image_shape, np.uint8),
-            len(NINE),
+            len(config.action_names),
             arrays=self.state._asdict(),
             over=self.state.done,
             counters={"correct_choices": self.state.correct, "wrong_choices": self.state.wrong},
             render_modes=["rgb_array"],
             render_fps=60 / config.action_repeat,
             action_repeat=config.action_repeat,
-            action_names=NINE,
+            action_names=config.action_names,
             floor_plan=level.floor_plan(config),
             rule=level.rule(config),
         )
@@ -171,6 +171,9 @@ class RoomsVectorEnv(BatchedEnv):
         return self._images.copy()
 
     def oracle_actions(self) -> NDArray[np.int64]:
+        """Actions [N] of the player that plans, or of the scripted one where trials cannot be planned."""
+        if is_planned(self.config):
+            return planner(self.config).actions(self)
         return oracle_actions(self)
 
     def poses(self) -> NDArray[np.float64]:
@@ -244,7 +247,7 @@ class RoomsVectorEnv(BatchedEnv):
 
 
 class RoomsEnv(gymnasium.Env[NDArray[np.uint8], int]):
-    """One environment: observation [H, W, 3] uint8, nine actions, infos `correct_choices` and `wrong_choices`.
+    """One environment: observation [H, W, 3] uint8, discrete actions, infos `correct_choices` and `wrong_choices`.
 
     Seeded with s, it is row 0 of a `RoomsVectorEnv` seeded with s. That batch of one is `vector`.
     """

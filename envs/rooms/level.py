@@ -11,7 +11,7 @@ from numba.extending import register_jitable
 from numpy.typing import NDArray
 
 from envs.batched import draw, mixed
-from envs.lab_interface import NINE, action_rows
+from envs.lab_interface import ACTION_SETS, action_rows
 from envs.rooms import look, physics
 from envs.rooms.config import RoomsConfig
 
@@ -113,6 +113,7 @@ class State(NamedTuple):
 def build(config: RoomsConfig) -> Level:
     """The level a config describes."""
     scale, half = config.distance_scale, physics.HALF_WIDTH
+    names, look_pixels = ACTION_SETS[config.actions]
     outward = np.array([-1.0, -1.0, 1.0, 1.0])
     return Level(
         solids=np.array(SOLIDS) * scale + outward * (half + physics.WALL_GAP),
@@ -122,7 +123,7 @@ def build(config: RoomsConfig) -> Level:
         arrival=_clear_of_wall(ARRIVAL, BOUNDS[1], scale),
         pad=np.array(PAD) * scale + outward * half,
         pickup=np.array(PICKUP) * config.pickup_scale,
-        actions=action_rows(NINE, config.look_pixels).astype(np.float64),
+        actions=action_rows(names, config.look_pixels or look_pixels).astype(np.float64),
         rewards=np.array([config.reward_teleport, config.reward_correct, config.reward_wrong], float),
         run_speed=float(config.run_speed),
         throw_speed=float(config.throw_speed * scale),

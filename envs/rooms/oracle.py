@@ -5,11 +5,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from envs.lab_interface import NINE
 from envs.rooms import level
 from envs.rooms.physics import DEGREES_PER_PIXEL
-
-_FORWARD, _LEFT, _RIGHT = (NINE.index(n) for n in ("forward", "look left, forward", "look right, forward"))
 
 
 def oracle_actions(env: Any, choose_match: NDArray[np.bool_] | None = None) -> NDArray[np.int64]:
@@ -32,8 +29,10 @@ def oracle_actions(env: Any, choose_match: NDArray[np.bool_] | None = None) -> N
     goal_y = np.where(first, (plan.pad[1] + plan.pad[3]) / 2, goal_y)
     bearing = np.degrees(np.arctan2(goal_y - state.y, np.maximum(goal_x - state.x, 1.0)))
     off = (bearing - state.yaw + 180.0) % 360.0 - 180.0
-    step = 0.5 * plan.actions[_RIGHT, 0] * DEGREES_PER_PIXEL * plan.action_repeat
-    return np.where(off > step, _LEFT, np.where(off < -step, _RIGHT, _FORWARD))
+    names = env.config.action_names
+    forward, left, right = map(names.index, ("forward", "look left, forward", "look right, forward"))
+    step = 0.5 * plan.actions[right, 0] * DEGREES_PER_PIXEL * plan.action_repeat
+    return np.where(off > step, left, np.where(off < -step, right, forward))
 
 
 def memory_spans(env: Any, altered: Any, seed: int = 0) -> NDArray[np.int64]:

@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ import torch
 
 import envs
 from envs.device import DeviceEnv
-from envs.rooms import VARIANTS
+from envs.rooms import VARIANTS, RoomsVectorEnv, oracle_actions
 
 SPECS = (
     "rooms:small,episode_frames=50",
@@ -63,13 +64,15 @@ def expected(step: Any, begin: Any, vector: Any) -> dict[str, np.ndarray]:
 
 
 def follow(env: DeviceEnv, vector: Any, steps: int, every: int = 1) -> Iterator[tuple[Any, Any]]:
-    """Plays both with the oracle's actions and random ones in turn, and yields what both give, every few steps.
+    """Plays both with a scripted player's actions and random ones in turn, and yields what both give, every few steps.
 
     If not at every step, the device's environments are first brought to the other's state.
     """
     random, over = np.random.default_rng(0), np.zeros(env.num_envs, bool)
+    # The oracle of the rooms would plan anew for every random action.
+    scripted = partial(oracle_actions, vector) if isinstance(vector, RoomsVectorEnv) else vector.oracle_actions
     for count in range(steps):
-        action = vector.oracle_actions() if count % 4 else random.integers(env.num_actions, size=env.num_envs)
+        action = scripted() if count % 4 else random.integers(env.num_actions, size=env.num_envs)
         compared = count % every == 0
         if compared and every > 1:
             synchronise(env, vector)

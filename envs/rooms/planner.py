@@ -1,0 +1,195 @@
+"""A player that plans: the fastest trials that a beam search finds in the level's exact physics.
+
+From the first decision of a trial it knows which object is right, and searches series of actions up to the reward. The
+scripted player of `oracle.py` runs straight to its targets instead. What is gained comes from speed kept in the air,
+from turning early, and from touching the edges of the pad and of the object's zone.
+"""
+
+import dataclasses
+import functools
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from envs.rooms import level, render
+from envs.rooms.config import RoomsConfig
+from envs.rooms.oracle import oracle_actions
+from envs.rooms.physics import FRAME_SECONDS, FRICTION
+
+#: Series of actions that are kept at every step of a search.
+BEAM = 512
+#: A search gives up after so many steps.
+MOST_STEPS = 64
+#: A trial is planned where so many of its frames have passed or fewer.
+FRESH_FRAMES = 8
+#: Of two states that differ by less in x and y (u), vx and vy (u/s) and yaw (degrees) the better one is kept.
+ALIKE = {"x": 3.0, "y": 3.0, "vx": 16.0, "vy": 16.0, "yaw": 4.0}
+#: What decides a trial, besides its frame, its look, the side of the right object and how long the episode lasts.
+_DECIDES = ("x", "y", "z", "vx", "vy", "vz", "yaw", "pitch", "thrown", "room", "time", "taken")
+#: No plan lasts so many frames.
+_LONGEST = 4 * MOST_STEPS
+#: States whose actions are remembered; then all are forgotten. Random looks have a pace of their own in every episode.
+MOST_KNOWN = 100_000
+
+
+def is_planned(config: RoomsConfig) -> bool:
+    """Whether trials of a config can be planned: one choice each, and as long as the player takes."""
+    return config.visit_frames == 0 and config.examples == 1
+
+
+class _Node(NamedTuple):
+    """A step of a search: for each series of actions that is kept its last action, and the series before."""
+
+    actions: NDArray[np.int64]
+    parents: NDArray[np.int64]
+
+
+class Planner:
+    """The actions of the fastest trials, searched where a trial begins and then remembered.
+
+    Args:
+        config: one for which `is_planned` is true.
+        beam: series of actions that are kept at every step of a search; more find faster trials in more time.
+    """
+
+    def __init__(self, config: RoomsConfig, beam: int = BEAM) -> None:
+        if not is_planned(config):
+            raise ValueError("config: expected one example a round and no fixed time of visits")
+        blind = dataclasses.replace(config, image_height=8, image_width=8, shrink=1, hud=False)
+        self.plan = level.build(config)
+        self.scene = render.build(blind)
+        self.beam = beam
+        self._known: dict[tuple[Any, ...], int] = {}
+
+    def actions(self, env: Any) -> NDArray[np.int64]:
+        """Actions [N] for a `RoomsVectorEnv`: those of a plan, or of the scripted player where there is none."""
+        chosen = oracle_actions(env)
+        for row, key in enumerate(self._keys(env.state)):
+            if key not in self._known and self._is_fresh(env.state, row):
+                self._search(_take(env.state, np.array([row])))
+            chosen[row] = self._known.get(key, chosen[row])
+        return chosen
+
+    def _is_fresh(self, state: level.State, row: int) -> bool:
+        age = state.frame[row] - state.shown[row]
+        return bool(state.room[row] == level.ROOM_1 and age <= FRESH_FRAMES and not state.done[row])
+
+    def _keys(self, state: level.State) -> list[tuple[Any, ...]]:
+        """By environment: all that decides how its trial goes on."""
+        left = np.minimum(self.plan.episode_frames - state.shown, _LONGEST)
+        columns = [state.frame - state.shown, state.match_side, left]
+        columns += [getattr(state, name) for name in _DECIDES]
+        rows = np.stack(columns, axis=1, dtype=np.float64).tolist()
+        return [(look, *row) for look, row in zip(state.look.tolist(), rows)]
+
+    def _search(self, start: level.State) -> None:
+        """Remembers the actions of the fastest trial from a state of one environment."""
+        if len(self._known) > MOST_KNOWN:
+            self._known.clear()
+        state = _take(start, np.zeros(1, np.int64))
+        nodes: list[_Node] = []
+        while len(nodes) < MOST_STEPS:
+            parents = np.repeat(np.arange(len(state.x)), len(self.plan.actions))
+            actions = np.tile(np.arange(len(self.plan.actions)), len(state.x))
+            state = _take(state, parents)
+            self._step(state, actions)
+            kept = self._best(state, start)
+            if not len(kept):  # every series ends at the wrong object
+                return
+            nodes.append(_Node(actions[kept], parents[kept]))
+            state = _take(state, kept)
+            if state.correct[0] > start.correct[0] or state.done[0]:
+                break
+        self._remember(start, nodes)
+
+    def _step(self, state: level.State, actions: NDArray[np.int64]) -> None:
+        """Moves all environments of a state by one step; one pixel of each is drawn."""
+        from envs.rooms.env import _run
+
+        images = np.zeros((len(actions), 1, 1, 3), np.uint8)
+        begin = np.zeros(len(actions), bool)
+        _run(self.plan, self.scene, state, begin, actions, np.zeros(len(actions)), images[:1], images)
+
+    def _best(self, state: level.State, start: level.State) -> NDArray[np.int64]:
+        """The rows to keep, the best first: none that are wrong, and of those that are alike the best."""
+        value = self._remaining(state)
+        ended = state.correct > start.correct[0]
+        # Of those that have ended the one that is ahead in the next trial, which the held action has begun.
+        value = np.where(ended, self._to_pad(state) - 1e6, value)
+        # At the end of an episode the score counts.
+        value = np.where(state.done & ~ended, -state.score, value)
+        value = np.where(state.wrong > start.wrong[0], np.inf, value)
+        order = np.argsort(value, kind="stable")
+        order = order[np.isfinite(value[order])]
+
+        cells = np.zeros(len(order), np.int64)
+        for name, size in ALIKE.items():
+            cells = 1_000_003 * cells + np.round(getattr(state, name)[order] / size).astype(np.int64)
+        cells = 8 * cells + state.room[order]
+        _, firsts = np.unique(cells, return_index=True)
+        return order[np.sort(firsts)[: self.beam]]
+
+    def _remaining(self, state: level.State) -> NDArray[np.float64]:
+        """About the way in u to the right object's zone; see `_way`."""
+        plan = self.plan
+        middle = plan.choices[1 - state.match_side]
+        zone = np.stack([plan.pickup[0] + middle[:, 0], plan.pickup[1] + middle[:, 0]], axis=1)
+        side = np.stack([middle[:, 1] - plan.pickup[2], middle[:, 1] + plan.pickup[2]], axis=1)
+        second = self._way(state.x, state.y, state.vx, state.vy, zone, side)
+        still = np.zeros_like(state.x)
+        arrival = self._way(
+            still + plan.arrival[0], still + plan.arrival[1], still + plan.throw_speed, still, zone, side
+        )
+        in_first = [state.room == level.ROOM_1, state.room == level.GREY]
+        return np.select(in_first, [self._to_pad(state) + arrival, arrival], second)
+
+    def _to_pad(self, state: level.State) -> NDArray[np.float64]:
+        """The same to the pad; after the reward for an object from the start, and a frame's way more."""
+        pad, start, zero = self.plan.pad[None], self.plan.start, np.zeros(1)
+        along, across = pad[:, [0, 2]], pad[:, [1, 3]]
+        way = self._way(state.x, state.y, state.vx, state.vy, along, across)
+        again = self._way(start[:1], start[1:], zero, zero, along, across) + self.plan.run_speed * FRAME_SECONDS
+        return np.where(state.room == level.CHOSEN, again, way)
+
+    def _way(
+        self,
+        x: NDArray[np.float64],
+        y: NDArray[np.float64],
+        vx: NDArray[np.float64],
+        vy: NDArray[np.float64],
+        along: NDArray[np.float64],
+        across: NDArray[np.float64],
+    ) -> NDArray[np.float64]:
+        """The distance [N] to boxes (x in along [N or 1, 2], y in across), and what is lost to a player who runs.
+
+        Who has the speed v towards the box is v / `FRICTION` ahead of one who begins to run.
+        """
+        dx = np.clip(x, along[:, 0], along[:, 1]) - x
+        dy = np.clip(y, across[:, 0], across[:, 1]) - y
+        distance = np.hypot(dx, dy)
+        towards = (vx * dx + vy * dy) / np.maximum(distance, 1e-9)
+        return np.maximum(distance + (self.plan.run_speed - towards) / FRICTION, 0.5 * distance)
+
+    def _remember(self, start: level.State, nodes: list[_Node]) -> None:
+        """Notes the actions of the best series of a search for the states through which it goes."""
+        series, row = [], 0
+        for node in reversed(nodes):
+            series.append(node.actions[row])
+            row = node.parents[row]
+        state = _take(start, np.zeros(1, np.int64))
+        for action in reversed(series):
+            (key,) = self._keys(state)
+            self._known[key] = int(action)
+            self._step(state, np.array([action]))
+
+
+def _take(state: level.State, rows: NDArray[np.int64]) -> level.State:
+    """Copies of some environments."""
+    return level.State(**{name: np.ascontiguousarray(field[rows]) for name, field in state._asdict().items()})
+
+
+@functools.lru_cache(maxsize=8)
+def planner(config: RoomsConfig) -> Planner:
+    """The planner of a config, with all that it knows."""
+    return Planner(config)

@@ -1,0 +1,103 @@
+"""The player that plans: the fastest trials there are, in any set of actions."""
+
+import itertools
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+import envs
+from envs.lab_interface import ACTION_SETS, action_rows
+from envs.rooms import VARIANTS, RoomsConfig, RoomsVectorEnv, oracle_actions
+from envs.rooms.planner import Planner, is_planned
+
+SHORT = replace(VARIANTS["small"], action_repeat=8, episode_frames=160)
+"""A trial takes four steps."""
+
+
+def play(env: RoomsVectorEnv, choose: Callable[[RoomsVectorEnv], NDArray[np.int64]]) -> NDArray[np.float64]:
+    """The rewards [T, N] of one episode."""
+    env.reset(seed=0)
+    return np.stack([env.step(choose(env))[1] for _ in range(env.config.episode_steps)])
+
+
+def first_rewards(seed: int, series: NDArray[np.int64]) -> NDArray[np.float64]:
+    """For series [N, T] of actions the frame in which the first choice is right; infinite if none or another is."""
+    env = RoomsVectorEnv(len(series), replace(SHORT, action_repeat=1))
+    env.reset(seed=[seed] * len(series))
+    frames = np.full(len(series), np.inf)
+    for actions in series.repeat(SHORT.action_repeat, axis=1).T:
+        env.step(actions)
+        right = (env.state.correct > 0) & (env.state.wrong == 0) & np.isinf(frames)
+        frames[right] = env.state.frame[right]
+    return frames
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_no_series_of_actions_is_faster(seed: int) -> None:
+    env, planner, planned = RoomsVectorEnv(1, SHORT), Planner(SHORT), list[int]()
+    env.reset(seed=[seed])
+    while not env.state.correct[0]:
+        planned.append(int(planner.actions(env)[0]))
+        env.step(np.array(planned[-1:]))
+    every = np.array([*itertools.product(range(9), repeat=len(planned))])
+    assert len(planned) == 4
+    assert first_rewards(seed, np.array([planned])) == first_rewards(seed, every).min()
+
+
+@pytest.mark.parametrize("actions", ACTION_SETS)
+def test_it_is_faster_than_the_scripted_player_and_always_right(actions: str) -> None:
+    config = replace(VARIANTS["full"], actions=actions, episode_frames=300, image_height=8, image_width=8, hud=False)
+    planned, scripted = (RoomsVectorEnv(8, config) for _ in range(2))
+    ahead = play(planned, RoomsVectorEnv.oracle_actions).cumsum(0) - play(scripted, oracle_actions).cumsum(0)
+    assert (ahead[-1] >= 0).all()
+    assert ahead.sum() > 0
+    assert not planned.state.wrong.any()
+
+
+def test_random_looks_have_a_pace_of_their_own() -> None:
+    config = replace(VARIANTS["transfer"], image_height=8, image_width=8, hud=False)
+    planned, scripted = (RoomsVectorEnv(4, config) for _ in range(2))
+    assert (play(planned, RoomsVectorEnv.oracle_actions).sum(0) > play(scripted, oracle_actions).sum(0)).any()
+    assert not planned.state.wrong.any()
+
+
+def test_a_plan_is_searched_once_for_all_that_begin_alike(monkeypatch: pytest.MonkeyPatch) -> None:
+    searches = []
+    search = Planner._search
+    monkeypatch.setattr(Planner, "_search", lambda self, start: (searches.append(start), search(self, start)))
+    env, planner = RoomsVectorEnv(16, SHORT), Planner(SHORT)
+    env.reset(seed=0)
+    planner.actions(env)
+    assert len(searches) == 2, "the right object is left or right"
+
+
+def test_elsewhere_the_scripted_player_plays() -> None:
+    """In the middle of a trial that was not planned, and where trials cannot be planned."""
+    env, planner = RoomsVectorEnv(2, SHORT), Planner(SHORT)
+    env.reset(seed=0)
+    for _ in range(2):
+        env.step(np.full(2, env.config.action_names.index("backward")))
+    assert (planner.actions(env) == oracle_actions(env)).all()
+    for variant in ("small-recall", "full-recall-112"):
+        assert not is_planned(VARIANTS[variant])
+        with pytest.raises(ValueError, match="expected one example a round"):
+            Planner(VARIANTS[variant])
+        other = RoomsVectorEnv(2, VARIANTS[variant])
+        other.reset(seed=0)
+        assert (other.oracle_actions() == oracle_actions(other)).all()
+
+
+@pytest.mark.parametrize("actions", ACTION_SETS)
+def test_sets_of_actions(actions: str) -> None:
+    names, pixels = ACTION_SETS[actions]
+    env = envs.make_vector(f"rooms:small,actions={actions}", 1)
+    assert env.single_action_space.n == len(names)
+    assert env.metadata["action_names"] == names
+    level: Any = env
+    assert (level.level.actions == action_rows(names, pixels)).all()
+    with pytest.raises(ValueError, match="actions: expected one of nine, fifteen, got 'ten'"):
+        RoomsConfig(actions="ten")
