@@ -20,6 +20,7 @@ SMALLEST = {
     "environment": "--seconds 0.01 --specs rooms:small gym:CartPole-v1 --levels small --episodes 8",
     "fidelity": "--traces {folder}/traces.csv",
     "kill_driver": "--kills 2",
+    "oracle": "--episodes 2",
     "peers": "--rllib {folder}/python --sample-factory {folder}/python --ppo-trxl {folder}/python "
     "--ppo-trxl-python {folder}/python --envs 2 --unroll-length 16 --batch 64 --turns 1 --seconds 1 --warm-up 0",
     "recall": "{folder}/recall --seeds 0 --updates 2 --processes 1",
