@@ -51,8 +51,7 @@ def play(variant: str, actions: str, choose: Choose, episodes: int) -> Played:
     config = dataclasses.replace(resolve(variant), actions=actions, image_height=8, image_width=8, shrink=1, hud=False)
     env = RoomsVectorEnv(episodes, config)
     slow = RoomsVectorEnv(1, dataclasses.replace(config, action_repeat=1))
-    first = {"seed": [0, *range(1, episodes)]}
-    env.reset(**first)
+    env.reset(seed=list(range(episodes)))
     slow.reset(seed=[0])
 
     begin = time.perf_counter()
@@ -89,7 +88,9 @@ def draw(played: dict[str, Played], variant: str, path: Path) -> None:
             low, high, across = built.pickup
             axis.add_patch(pyplot.Rectangle((x + low, y - across), high - low, 2 * across, color="tab:pink", alpha=0.2))
         pad = built.pad
-        axis.add_patch(pyplot.Rectangle(pad[:2], pad[2] - pad[0], pad[3] - pad[1], color="tab:purple", alpha=0.2))
+        axis.add_patch(
+            pyplot.Rectangle((pad[0], pad[1]), pad[2] - pad[0], pad[3] - pad[1], color="tab:purple", alpha=0.2)
+        )
         last = 4 * one.reward_steps[3]
         for room, color in ((0, "tab:blue"), (1, "tab:orange")):
             shown = np.where(one.poses[:last, 3:] == room, one.poses[:last, :2], np.nan)

@@ -24,7 +24,7 @@ from envs.caches import ensure_cache_folder
 from envs.rooms import hud, level, look, render
 from envs.rooms.config import RoomsConfig, resolve
 from envs.rooms.oracle import oracle_actions
-from envs.rooms.planner import is_planned, planner
+from envs.rooms.planner import Planner, is_planned
 
 
 @register_jitable(forceinline=True)  # calls copy the tuples, which costs a fourth of a step of small-recall
@@ -121,6 +121,12 @@ def _compile() -> Callable[..., None]:
 _run = _compile()
 
 
+@functools.lru_cache(maxsize=8)
+def _planner(config: RoomsConfig) -> Planner:
+    """The planner of a config, with all that it remembers."""
+    return Planner(config, _run)
+
+
 class RoomsVectorEnv(BatchedEnv):
     """N environments of one config, stepped together; see `BatchedEnv`.
 
@@ -173,7 +179,7 @@ class RoomsVectorEnv(BatchedEnv):
     def oracle_actions(self) -> NDArray[np.int64]:
         """Actions [N] of the player that plans, or of the scripted one where trials cannot be planned."""
         if is_planned(self.config):
-            return planner(self.config).actions(self)
+            return _planner(self.config).actions(self)
         return oracle_actions(self)
 
     def poses(self) -> NDArray[np.float64]:

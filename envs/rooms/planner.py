@@ -6,7 +6,7 @@ from turning early, and from touching the edges of the pad and of the object's z
 """
 
 import dataclasses
-import functools
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -50,16 +50,18 @@ class Planner:
 
     Args:
         config: one for which `is_planned` is true.
+        run: the compiled step of `env.py`, which draws as well.
         beam: series of actions that are kept at every step of a search; more find faster trials in more time.
     """
 
-    def __init__(self, config: RoomsConfig, beam: int = BEAM) -> None:
+    def __init__(self, config: RoomsConfig, run: Callable[..., None], beam: int = BEAM) -> None:
         if not is_planned(config):
             raise ValueError("config: expected one example a round and no fixed time of visits")
         blind = dataclasses.replace(config, image_height=8, image_width=8, shrink=1, hud=False)
         self.plan = level.build(config)
         self.scene = render.build(blind)
         self.beam = beam
+        self._run = run
         self._known: dict[tuple[Any, ...], int] = {}
 
     def actions(self, env: Any) -> NDArray[np.int64]:
@@ -105,11 +107,9 @@ class Planner:
 
     def _step(self, state: level.State, actions: NDArray[np.int64]) -> None:
         """Moves all environments of a state by one step; one pixel of each is drawn."""
-        from envs.rooms.env import _run
-
         images = np.zeros((len(actions), 1, 1, 3), np.uint8)
         begin = np.zeros(len(actions), bool)
-        _run(self.plan, self.scene, state, begin, actions, np.zeros(len(actions)), images[:1], images)
+        self._run(self.plan, self.scene, state, begin, actions, np.zeros(len(actions)), images[:1], images)
 
     def _best(self, state: level.State, start: level.State) -> NDArray[np.int64]:
         """The rows to keep, the best first: none that are wrong, and of those that are alike the best."""
@@ -187,9 +187,3 @@ class Planner:
 def _take(state: level.State, rows: NDArray[np.int64]) -> level.State:
     """Copies of some environments."""
     return level.State(**{name: np.ascontiguousarray(field[rows]) for name, field in state._asdict().items()})
-
-
-@functools.lru_cache(maxsize=8)
-def planner(config: RoomsConfig) -> Planner:
-    """The planner of a config, with all that it knows."""
-    return Planner(config)

@@ -45,7 +45,7 @@ def test_the_largest_differences_are_found(write: Callable[..., Any]) -> None:
     assert rewards["lab"].items() - rewards["here"].items() == {(30, 1.0)}
 
 
-def test_poses_that_lab_does_not_know_are_left_out_and_signs_of_rewards_may_differ(write: Callable[..., Any]) -> None:
+def test_unknown_poses_and_signs_of_rewards_do_not_count(write: Callable[..., Any]) -> None:
     def change(rows: Any) -> Any:
         unknown = dict.fromkeys(COLUMNS[3:-1], "nan")
         rows[20] |= unknown

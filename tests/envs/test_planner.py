@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 import envs
 from envs.lab_interface import ACTION_SETS, action_rows
 from envs.rooms import VARIANTS, RoomsConfig, RoomsVectorEnv, oracle_actions
+from envs.rooms.env import _run
 from envs.rooms.planner import Planner, is_planned
 
 SHORT = replace(VARIANTS["small"], action_repeat=8, episode_frames=160)
@@ -38,7 +39,7 @@ def first_rewards(seed: int, series: NDArray[np.int64]) -> NDArray[np.float64]:
 
 @pytest.mark.parametrize("seed", [0, 1])
 def test_no_series_of_actions_is_faster(seed: int) -> None:
-    env, planner, planned = RoomsVectorEnv(1, SHORT), Planner(SHORT), list[int]()
+    env, planner, planned = RoomsVectorEnv(1, SHORT), Planner(SHORT, _run), list[int]()
     env.reset(seed=[seed])
     while not env.state.correct[0]:
         planned.append(int(planner.actions(env)[0]))
@@ -69,7 +70,7 @@ def test_a_plan_is_searched_once_for_all_that_begin_alike(monkeypatch: pytest.Mo
     searches = []
     search = Planner._search
     monkeypatch.setattr(Planner, "_search", lambda self, start: (searches.append(start), search(self, start)))
-    env, planner = RoomsVectorEnv(16, SHORT), Planner(SHORT)
+    env, planner = RoomsVectorEnv(16, SHORT), Planner(SHORT, _run)
     env.reset(seed=0)
     planner.actions(env)
     assert len(searches) == 2, "the right object is left or right"
@@ -77,7 +78,7 @@ def test_a_plan_is_searched_once_for_all_that_begin_alike(monkeypatch: pytest.Mo
 
 def test_elsewhere_the_scripted_player_plays() -> None:
     """In the middle of a trial that was not planned, and where trials cannot be planned."""
-    env, planner = RoomsVectorEnv(2, SHORT), Planner(SHORT)
+    env, planner = RoomsVectorEnv(2, SHORT), Planner(SHORT, _run)
     env.reset(seed=0)
     for _ in range(2):
         env.step(np.full(2, env.config.action_names.index("backward")))
@@ -85,7 +86,7 @@ def test_elsewhere_the_scripted_player_plays() -> None:
     for variant in ("small-recall", "full-recall-112"):
         assert not is_planned(VARIANTS[variant])
         with pytest.raises(ValueError, match="expected one example a round"):
-            Planner(VARIANTS[variant])
+            Planner(VARIANTS[variant], _run)
         other = RoomsVectorEnv(2, VARIANTS[variant])
         other.reset(seed=0)
         assert (other.oracle_actions() == oracle_actions(other)).all()

@@ -185,7 +185,7 @@ def test_the_fused_optimizer_is_the_same_one(
 
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
-def test_statistics_from_a_file_have_the_memory_format_of_their_parameters(device: str) -> None:
+def test_statistics_from_a_file_are_stored_as_their_parameters(device: str) -> None:
     """Convolutions are stored channels last and files are not; a GPU's fused Adam refuses the difference."""
     saved, resumed = (make(agents.make_agent(), device=device) for _ in range(2))
     batches = [agents.make_trajectory(2, 12, seed=seed) for seed in (1, 2)]
