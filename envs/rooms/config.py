@@ -8,6 +8,7 @@ from typing import Any
 
 from envs.lab_interface import ACTION_SETS
 from envs.rooms.shapes import SHAPES
+from envs.rooms.surfaces import FAMILIES
 
 RGB = tuple[int, int, int]
 
@@ -17,6 +18,8 @@ LEVEL_COLOURS: tuple[RGB, ...] = ((250, 50, 135), (125, 208, 236), (88, 230, 150
 DISTINCT_COLOURS: tuple[RGB, ...] = ((255, 0, 60), (255, 235, 0), (0, 255, 70))
 _NAMES = dict(zip(LEVEL_COLOURS + DISTINCT_COLOURS, ("pink", "light blue", "green", "red", "yellow", "bright green")))
 
+#: The level's own look, and groups of random ones.
+LOOKS = ("own", *FAMILIES)
 #: No field of a config is larger: compiled code counts in 64 bits, and sums of such numbers stay exact.
 MOST = 10**9
 #: Least and greatest value of fields whose range is smaller; the player is 30 u wide.
@@ -58,7 +61,7 @@ class RoomsConfig:
     shrink: int = 1  # the view is drawn this many times as high and wide, and means of so many pixels are observed
     fov_degrees: float = 90.0  # horizontal field of view
     hud: bool = True  # draw health, armour, the clock and the score over the view
-    randomise: bool = False  # draw textures, light, sizes, display, view and pace anew for every episode; see `look`
+    looks: str = "own"  # or a group of `surfaces.FAMILIES`: textures, light, sizes... are drawn anew for every episode
     action_repeat: int = 4  # frames an action is held: frames per agent step
     episode_frames: int = 720  # frames of an episode (60 a second)
     redraw_match: bool = False  # draw a new match object for every trial, not only for every episode
@@ -127,6 +130,7 @@ class RoomsConfig:
         apart = max(self.pickup_scale * 72 / 256, self.pickup_scale * 50 / 300) < self.distance_scale
         zones = f"pickup zones that touch neither each other nor the arrival at distance_scale={self.distance_scale}"
         check("pickup_scale", apart, zones)
+        check("looks", self.looks in LOOKS, f"one of {', '.join(LOOKS)}")
         check("actions", self.actions in ACTION_SETS, f"one of {', '.join(ACTION_SETS)}")
         check("wall_height", self.wall_height > self.eye_height, f"more than eye_height={self.eye_height}")
 
@@ -162,6 +166,7 @@ class RoomsConfig:
 
 
 _FULL = RoomsConfig()
+_HALF = dataclasses.replace(_FULL, image_height=36, image_width=48, shrink=2)
 _SMALL = RoomsConfig(
     image_height=24,
     image_width=32,
@@ -196,17 +201,20 @@ _SMALL_RECALL = dataclasses.replace(
     reward_wrong=0.0,
 )
 
-#: The named variants. "full" is the level, and "transfer" the same with random looks, for agents that are meant to play
-#: in the real one. "full-half" is "full" at 36 x 48 pixels, each the mean of four of the level's. "small" has the same
-#: structure and can be learned on a CPU in minutes: shorter ways, larger and more saturated objects that differ in
-#: colour alone, and no head-up display.
+#: The named variants. "full" is the level, and "full-half" the same at 36 x 48 pixels, each the mean of four of the
+#: level's. "transfer" is "full-half" with random looks, for agents that are meant to play in the real level;
+#: "transfer-choose" and "unseen" have surfaces of families that "transfer" does not show. "small" has the structure of
+#: "full", and can be learned on a CPU in minutes: shorter ways, larger and more saturated objects that differ in colour
+#: alone, and no head-up display.
 #: A number at the end is the number of steps that a memory has to bridge (`envs.rooms.memory_spans`): "full-recall-N"
 #: shows many examples before the choices. "small-recall" shows one of two objects; after a delay of 2, 4, 8, 16, 32 or
 #: 64 steps ("-long": 16 to 128) the player is thrown between the choices; one step to the correct side is the answer.
 VARIANTS: dict[str, RoomsConfig] = {
     "full": _FULL,
-    "transfer": dataclasses.replace(_FULL, randomise=True),
-    "full-half": dataclasses.replace(_FULL, image_height=36, image_width=48, shrink=2),
+    "full-half": _HALF,
+    "transfer": dataclasses.replace(_HALF, looks="train"),
+    "transfer-choose": dataclasses.replace(_HALF, looks="choose"),
+    "unseen": dataclasses.replace(_HALF, looks="unseen"),
     **{
         f"full-recall-{span}": dataclasses.replace(
             _FULL, redraw_match=True, examples=examples, visit_frames=80, episode_frames=2 * 80 * examples

@@ -63,8 +63,8 @@ class Level(NamedTuple):
     throw_time: int  # ms
     drop_height: float
     num_examples: int
+    random_looks: bool
     num_objects: int  # this and the rest as in `RoomsConfig`
-    randomise: bool
     redraw_match: bool
     fixed_sides: bool
     delay_frames: int
@@ -130,6 +130,7 @@ def build(config: RoomsConfig) -> Level:
         throw_time=round(1000 * config.throw_seconds),
         drop_height=float(config.drop_height),
         num_examples=config.examples,
+        random_looks=config.looks != "own",
         **{name: getattr(config, name) for name in _OF_CONFIG},
     )
 
@@ -245,7 +246,7 @@ def begin_episode(level: Level, state: State, i: int) -> None:
     state.correct[i] = 0
     state.wrong[i] = 0
     state.done[i] = False
-    if level.randomise:
+    if level.random_looks:
         state.look[i] = mixed(~state.rng[i]) | np.uint64(1)
     if not level.redraw_match:
         state.match[i] = draw(state, i, level.num_objects)

@@ -1,4 +1,4 @@
-"""The look of an episode: the level's own, or drawn from the random bits `State.look` (`RoomsConfig.randomise`).
+"""The look of an episode: the level's own, or drawn from the random bits `State.look` (`RoomsConfig.looks`).
 
 Scalar functions. What varies is what a re-creation cannot get right or was not measured; the task is the same.
 """
@@ -33,11 +33,14 @@ class Look(NamedTuple):
     hud: float  # strength of the display, 0 for none
     hud_shift: float  # towards the middle of the view, in 1/96 of its width
     disc: tuple[float, float, float]  # colour of the display's disc
+    lamp: float  # share by which light that moves along the walls darkens them at most
+    lamp_length: float  # u of a radian of its wave
+    lamp_speed: float  # radians a frame
 
 
 @register_jitable
 def uniform(bits: np.uint64, k: int, low: float, high: float) -> float:
-    """The kth random number of an episode's look, uniform in low..high. `drawn` uses k below 24, `level` 24."""
+    """The kth random number of an episode's look, uniform in low..high. `level` uses k = 24, `drawn` others to 25."""
     return low + (high - low) * np.float64(mixed(bits + np.uint64(k) * GOLDEN) >> np.uint64(11)) * 2.0**-53
 
 
@@ -49,14 +52,16 @@ def drawn(scene: Any, state: Any, i: int) -> Look:
     """
     bits, hud = state.look[i], 1.0 if scene.hud else 0.0
     if bits == 0:
-        return Look(0, 0, 0, 0, scene.focal, (1.0, 1.0, 1.0), 0.86, 1.0, 1.0, 1.0, 0.46, 1.0, 1.0, hud, 0.0, DISC)
-    last, tones = scene.wall.shape[0] - 1e-9, scene.tones.shape[0] - 1e-9
+        return Look(
+            0, 0, 0, 0, scene.focal, (1.0, 1.0, 1.0), 0.86, 1.0, 1.0, 1.0, 0.46, 1.0, 1.0, hud, 0.0, DISC, 0.0, 1.0, 0.0
+        )
+    first, tones = 1.0 if scene.foreign else 0.0, scene.tones.shape[0] - 1e-9
     bright = uniform(bits, 3, 0.75, 1.1)
     red, green, blue = uniform(bits, 4, 0.9, 1.1), uniform(bits, 5, 0.9, 1.1), uniform(bits, 6, 0.9, 1.1)
     return Look(
-        int(uniform(bits, 0, 0.0, last)),
-        int(uniform(bits, 1, 0.0, last)),
-        int(uniform(bits, 2, 0.0, last)),
+        int(uniform(bits, 0, first, scene.floors.shape[0] - 1e-9)),
+        int(uniform(bits, 1, first, scene.wall.shape[0] - 1e-9)),
+        int(uniform(bits, 2, first, scene.sky.shape[0] - 1e-9)),
         int(uniform(bits, 11, 0.0, tones)),
         scene.focal * uniform(bits, 12, 0.965, 1.035),  # a field of view of 88 to 92 degrees
         (bright * red, bright * green, bright * blue),
@@ -70,4 +75,7 @@ def drawn(scene: Any, state: Any, i: int) -> Look:
         hud * uniform(bits, 9, 0.5, 1.2) if uniform(bits, 18, 0.0, 1.0) < 0.75 else 0.0,
         uniform(bits, 10, 0.0, 4.0),
         (uniform(bits, 19, 0.0, 255.0), uniform(bits, 20, 0.0, 255.0), uniform(bits, 21, 0.0, 255.0)),
+        max(uniform(bits, 22, -0.3, 0.4), 0.0),
+        uniform(bits, 23, 8.0, 80.0),
+        uniform(bits, 25, -0.08, 0.08),
     )

@@ -69,6 +69,7 @@ class Scene(NamedTuple):
     spin: float  # radians a frame
     scale: float  # `RoomsConfig.distance_scale`
     hud: bool
+    foreign: bool  # whether random looks leave out the level's own textures
     eye_height: float  # this and the rest as in `RoomsConfig`
     wall_height: float
     hover_height: float
@@ -77,23 +78,28 @@ class Scene(NamedTuple):
 
 
 @functools.lru_cache(maxsize=4)
-def _paint(scale: float, randomise: bool) -> tuple[NDArray[np.uint8], NDArray[np.uint8], NDArray[np.uint8]]:
-    """Floors, walls and skies of a scene; cached, since random ones take a second or two."""
-    seeds = (None, *range(textures.RANDOM)) if randomise else (None,)
-    painted = [[textures.floor(room, scale, seed) for room in range(2)] for seed in seeds]
-    floors = np.zeros((len(seeds), 2, *np.max([f.shape for f in painted[0]], axis=0)), np.uint8)
+def _paint(scale: float, looks: str) -> tuple[NDArray[np.uint8], NDArray[np.uint8], NDArray[np.uint8]]:
+    """Floors, walls and skies of a scene, first the level's own; cached, since random ones take some seconds."""
+    group = None if looks == "own" else looks
+
+    def seeds(count: int) -> tuple[int | None, ...]:
+        return (None, *range(count)) if group else (None,)
+
+    painted = [[textures.floor(room, scale, seed, group) for room in range(2)] for seed in seeds(textures.FLOORS)]
+    floors = np.zeros((len(painted), 2, *np.max([f.shape for f in painted[0]], axis=0)), np.uint8)
     for k, rooms in enumerate(painted):
         for room, floor in enumerate(rooms):
             floors[k, room, :, : floor.shape[1], : floor.shape[2]] = floor
-    skies = np.stack([[textures.sky(room, seed) for room in range(2)] for seed in seeds])
-    return floors, np.stack([textures.wall(seed) for seed in seeds]), skies
+    walls = np.stack([textures.wall(seed, group) for seed in seeds(textures.WALLS)])
+    skies = np.stack([[textures.sky(room, seed, group) for room in range(2)] for seed in seeds(textures.SKIES)])
+    return floors, walls, skies
 
 
-def _tones(randomise: bool) -> NDArray[np.uint8]:
+def _tones(random: bool) -> NDArray[np.uint8]:
     """[T, 256]: the identity and, for random looks, sixteen pairs of gamma and brightness, the brightest first."""
     pairs = [(1.0, 1.0), *((gamma, top) for gamma in (0.8, 0.93, 1.07, 1.25) for top in (1.1, 1.0, 0.9, 0.8))]
     tones = [255.0 * np.minimum(top * (np.arange(256) / 255.0) ** gamma, 1.0) for gamma, top in pairs]
-    return np.round(tones[: len(pairs) if randomise else 1]).astype(np.uint8)
+    return np.round(tones[: len(pairs) if random else 1]).astype(np.uint8)
 
 
 def _dark_ends(room: int, axis: int, at: float, low: float, high: float) -> tuple[bool, bool]:
@@ -106,7 +112,7 @@ def _dark_ends(room: int, axis: int, at: float, low: float, high: float) -> tupl
 def build(config: RoomsConfig) -> Scene:
     """The scene a config describes."""
     scale = config.distance_scale
-    floors, wall, sky = _paint(scale, config.randomise)
+    floors, wall, sky = _paint(scale, config.looks)
     walls, pads = np.zeros((2, 8, 6)), np.zeros((2, 3, 5))
     for room, spots in enumerate((level.EXAMPLES, level.CHOICES)):
         for k, (axis, *place) in enumerate(level.WALLS[room]):
@@ -121,7 +127,7 @@ def build(config: RoomsConfig) -> Scene:
         origins=np.array(level.BOUNDS, float)[:, :2] * scale,
         wall=wall,
         sky=sky,
-        tones=_tones(config.randomise),
+        tones=_tones(config.looks != "own"),
         walls=walls,
         wall_counts=np.array([len(w) for w in level.WALLS]),
         pads=pads,
@@ -133,6 +139,7 @@ def build(config: RoomsConfig) -> Scene:
         spin=2 * math.pi / config.spin_seconds * FRAME_SECONDS,
         scale=float(scale),
         hud=config.hud,
+        foreign=config.looks not in ("own", "train"),
         **{name: float(getattr(config, name)) for name in Scene._fields[-5:]},
     )
 
@@ -415,7 +422,12 @@ def draw_view(  # noqa: C901, PLR0912, PLR0915 (calls would copy the scene and t
         wall, reach = walls[met_wall], CORNER * scene.scale
         gloom = wall[4] * max(1.0 - (along - wall[2]) / reach, 0.0)
         gloom += wall[5] * max(1.0 - (wall[3] - along) / reach, 0.0)
-        light = int(256.0 * (1.0 - (1.0 - CORNER_LIGHT) * min(gloom, 1.0)))
+        bright = 1.0 - (1.0 - CORNER_LIGHT) * min(gloom, 1.0)
+        if style.lamp > 0.0:  # darker and brighter places move along the walls
+            bright *= 1.0 - style.lamp * (
+                0.5 + 0.5 * math.sin(along / style.lamp_length + state.frame[i] * style.lamp_speed)
+            )
+        light = int(256.0 * bright)
         step = 1.0 / (pixels * WALL_TEXEL)
         tile = scene.wall[style.wall, _blur(step), int(along // WALL_TEXEL) & (TILE - 1)]
         tile_row = 16 * TILE_ROWS - eye / WALL_TEXEL + (top + 0.5 - horizon) * step

@@ -180,7 +180,7 @@ def test_the_engine_walks_along_angles_of_16_bits() -> None:
 
 def test_the_pace_of_random_looks_differs_by_episode_within_3_percent() -> None:
     """By the way of a player at full speed in 20 frames."""
-    config = RoomsConfig(image_height=8, image_width=8, hud=False, action_repeat=1, randomise=True)
+    config = RoomsConfig(image_height=8, image_width=8, hud=False, action_repeat=1, looks="train")
     env = RoomsVectorEnv(64, config)
     env.reset(seed=0)
     env.state.vx[:] = 320.0

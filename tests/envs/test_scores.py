@@ -30,7 +30,7 @@ def test_variants_of_the_level() -> None:
     for spec in ("rooms:small,object_scale=2.0", "dmlab:lt_chasm", "dmlab:elsewhere/rooms_watermaze"):
         assert envs.reference_scores(spec) == UNKNOWN
     assert envs.reference_scores("diagnostic:recall,delay=3").keys() == UNKNOWN.keys()
-    with pytest.raises(ValueError, match="full, transfer"):
+    with pytest.raises(ValueError, match="full, full-half, transfer"):
         envs.reference_scores("rooms:large")
 
 
