@@ -24,6 +24,7 @@ from agent.encoders import (
 from agent.moments import Standardization
 from agent.policies import ActionSpace, Policy, make_policy
 from agent.popart import PopArt
+from agent.prediction import FuturePrediction
 from agent.trajectory import Observation, Sensed, image_of, map_sensed
 
 WIDE = 256
@@ -36,7 +37,7 @@ class AgentOutput(NamedTuple):
     policy_parameters: [B, T, P], of the agent's `distribution`: logits, if its actions are those of a Discrete space.
     value: [B, T], in units of the (clipped, scaled) reward that the learner trains on; with PopArt for K > 1 tasks,
         [B, T, K].
-    losses: also "reconstruction", if the config asks for it.
+    losses: also "reconstruction" and "prediction", if the config asks for them.
     inputs: [B, T, D] of the core, from which the observation is reconstructed.
     """
 
@@ -124,6 +125,11 @@ class Agent(nn.Module):
         if config.reconstruction_cost > 0:
             self.reconstruction = make_reconstruction(model_size, observation_shape, config.reconstruction_height)
 
+        self.prediction: FuturePrediction | None = None
+        if config.prediction_cost > 0:
+            sizes_of_prediction = (model_size, self.distribution.num_features, self.vision.num_features)
+            self.prediction = FuturePrediction(*sizes_of_prediction, config.prediction_steps)
+
         # A first policy that is nearly the same in all states, and near-zero first values, whatever the core's scale.
         for head in (self.policy, self.value):
             nn.init.normal_(head.weight, std=0.01)
@@ -192,6 +198,10 @@ class Agent(nn.Module):
         # The heads are not in mixed precision.
         with torch.autocast(inputs.device.type, enabled=False):
             features = features.to(inputs.dtype)
+            if self.prediction is not None and torch.is_grad_enabled():
+                error = self.prediction(features, action, seen, reset)
+                weighted = Mean(self.config.prediction_cost * error.total, error.count)
+                losses = {**losses, "prediction": weighted}
             if self.config.skip:
                 features = features + inputs
             if self.reconstruction is not None and torch.is_grad_enabled():

@@ -37,3 +37,9 @@ class AgentConfig(Checked):
     value_torso: bool = False
     """A second torso for vectors, which only the value function sees: what helps to predict returns is then not in the
     way of the policy."""
+    prediction_cost: AtLeast0 = 0.0
+    """Weight of an auxiliary loss: to predict what the torso will see from the core's features and the actions in
+    between; 0 for none. The error is a mean over the torso's features and over steps for both reductions of the
+    learner."""
+    prediction_steps: Size = 4
+    """How many steps ahead it is predicted, all up to this number."""

@@ -12,7 +12,7 @@ CHARTS = {
         "compression loss by layer": ["Multiline", ["^loss/compression/.*$"]],
     },
     "losses": {
-        "losses": ["Multiline", ["^loss/(total|policy|baseline|entropy|reconstruction)$"]],
+        "losses": ["Multiline", ["^loss/(total|policy|baseline|entropy|reconstruction|prediction)$"]],
         "value": ["Multiline", ["^value/.*$"]],
         "entropy of the policy": ["Multiline", ["^policy/entropy$"]],
         "gradient norms": ["Multiline", ["^gradient/.*$"]],
