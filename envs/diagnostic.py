@@ -15,17 +15,20 @@ from envs.batched import BatchedEnv, Step, draw
 class DiagnosticEnv(BatchedEnv):
     """N environments of a task, which names its `variables` and defines `begin`, `act`, `observe`, `oracle_actions`.
 
-    Variables are attributes, arrays [N] int64 that are changed in place. `scores` gives the exact mean scores of
-    "oracle" and "random" by its fields.
+    Variables are attributes, arrays int64 that are changed in place: [N], and [N, ...] for those in `shapes`, which may
+    depend on the fields. `scores` gives exact mean scores by its fields: of "oracle", of "random" actions, and of the
+    best agent that is "memoryless", as far as they are known.
     """
 
     variables: ClassVar[tuple[str, ...]]
+    shapes: dict[str, tuple[int, ...]] = {}  # noqa: RUF012 (subclasses replace it)
 
     def __init__(self, num_envs: int, observation_space: spaces.Box, num_actions: int) -> None:
         self.rng, over = np.zeros(num_envs, np.uint64), np.zeros(num_envs, bool)
-        for name in self.variables:
-            setattr(self, name, np.zeros(num_envs, np.int64))
-        arrays = {"rng": self.rng, "over": over, **{name: getattr(self, name) for name in self.variables}}
+        for name in (*self.variables, *self.shapes):
+            setattr(self, name, np.zeros((num_envs, *self.shapes.get(name, ())), np.int64))
+        own = {name: getattr(self, name) for name in (*self.variables, *self.shapes)}
+        arrays = {"rng": self.rng, "over": over, **own}
         super().__init__(num_envs, observation_space, num_actions, arrays=arrays, over=over)
 
     def act(self, actions: NDArray[np.int64]) -> Step:
@@ -33,7 +36,8 @@ class DiagnosticEnv(BatchedEnv):
         raise NotImplementedError
 
     def advance(self, actions: NDArray[np.int64], begin: NDArray[np.bool_]) -> Step:
-        reward, terminated, truncated = self.act(actions)
+        # Rows that begin an episode take action 0, so that what they draw does not depend on the action.
+        reward, terminated, truncated = self.act(np.where(begin, 0, actions))
         self.begin(begin)
         return np.where(begin, 0.0, reward), terminated & ~begin, truncated & ~begin
 
@@ -50,8 +54,8 @@ class Recall(DiagnosticEnv):
     time: NDArray[np.int64]
 
     def __init__(self, num_envs: int, delay: int = 20, symbols: int = 4, reward: float = 1.0) -> None:
-        _require(1, delay=delay)
-        _require(2, symbols=symbols)
+        require_least(1, delay=delay)
+        require_least(2, symbols=symbols)
         if type(reward) not in (int, float):
             raise ValueError(f"reward: expected a number, got {reward!r}")
         self.delay, self.symbols, self.reward = delay, symbols, reward
@@ -94,7 +98,7 @@ class TMaze(DiagnosticEnv):
     time: NDArray[np.int64]
 
     def __init__(self, num_envs: int, length: int = 10) -> None:
-        _require(1, length=length)
+        require_least(1, length=length)
         self.length = length
         super().__init__(num_envs, spaces.Box(0, 1, (3,), np.float32), 3)
 
@@ -122,11 +126,8 @@ class TMaze(DiagnosticEnv):
         return np.where(self.place == self.length, 1 + self.side, 0)
 
 
-def _require(least: int, **numbers: int) -> None:
+def require_least(least: int, **numbers: int) -> None:
+    """Raises a ValueError that names the first of some fields that is no integer of at least this."""
     for name, value in numbers.items():
         if type(value) is not int or not least <= value <= 10**9:
             raise ValueError(f"{name}: expected an integer in {least}..10^9, got {value!r}")
-
-
-#: Name, as in "diagnostic:recall,delay=20" -> task.
-TASKS: dict[str, type[Any]] = {"recall": Recall, "tmaze": TMaze}

@@ -18,16 +18,32 @@ import numpy as np
 from gymnasium.vector import VectorEnv
 
 from envs import atari, dm, dmlab, gym, pool
-from envs.diagnostic import TASKS
+from envs.diagnostic import Recall, TMaze
 from envs.dmlab30 import LEVELS, find
 from envs.guard import EnvironmentFailed, calling, close
 from envs.outputs import is_picture
 from envs.processes import batch, fitting_batch
+from envs.retention import KeyToDoor, PassiveTMaze, RepeatPrevious, VisualMatch
+from envs.rewriting import Association, ColorCubes, EndlessTMaze
 from envs.rooms import RoomsConfig, RoomsVectorEnv
 from envs.rooms.config import resolve
 
 if TYPE_CHECKING:
     from envs.device import DeviceEnv
+
+
+#: Name, as in "diagnostic:recall,delay=20" -> task.
+TASKS: dict[str, type[Any]] = {
+    "recall": Recall,
+    "tmaze": TMaze,
+    "passive-tmaze": PassiveTMaze,
+    "repeat-previous": RepeatPrevious,
+    "visual-match": VisualMatch,
+    "key-to-door": KeyToDoor,
+    "endless-tmaze": EndlessTMaze,
+    "association": Association,
+    "color-cubes": ColorCubes,
+}
 
 
 class Spec(NamedTuple):

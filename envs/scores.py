@@ -47,7 +47,8 @@ def reference_scores(spec: str) -> dict[str, float | None]:
     known: dict[str, float | None] = {"human": None, "random": None, "oracle": None}
     if kind == "diagnostic":
         task, fields = diagnostic_task(name, overrides)
-        return known | task.scores(**fields)
+        scores = task.scores(**fields)
+        return {name: scores.get(name) for name in known}
     if kind == "dmlab" and (level := find(name)):
         return {"human": level.human, "random": level.random, "oracle": ORACLE if level is LEVEL else None}
     if kind != "rooms":

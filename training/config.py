@@ -110,8 +110,8 @@ class RunConfig(Checked):
     (MiniGrid-Memory by its symbols or as CleanRL's ppo_trxl sees it) or popgym (POPGym)."""
     env: str = "rooms:small"
     """Environment: rooms:small, rooms:full (the level itself, re-created), dmlab:LEVEL (needs DeepMind Lab), gym:ID
-    (any gymnasium id), dm:MODULE:CLASS (any dm_env.Environment), envpool:ID (EnvPool's), diagnostic:recall or
-    diagnostic:tmaze.
+    (any gymnasium id), dm:MODULE:CLASS (any dm_env.Environment), envpool:ID (EnvPool's), diagnostic:recall and
+    other small tasks.
     Its fields are changed behind the name, as in rooms:full,hud=False. Several, joined by commas, are tasks that the
     actors share; dmlab:dmlab30 is the thirty of DMLab-30."""
     stages: tuple[str, ...] = ()

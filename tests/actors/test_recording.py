@@ -142,7 +142,8 @@ def test_a_supposed_example_brings_the_rewards_that_the_agent_is_given(
         state = actor.envs.state
         is_wrong = (state.correct + state.wrong) % 3 == 1
         sides = np.where(is_wrong, 1 - state.match_side, state.match_side)
-        supposing = SimpleNamespace(state=state._replace(match_side=sides), level=actor.envs.level)
+        envs = actor.envs
+        supposing = SimpleNamespace(state=state._replace(match_side=sides), level=envs.level, config=envs.config)
         return torch.from_numpy(oracle_actions(supposing)), act(**options)[1]
 
     def remember(envs: Any, state: Any) -> Any:

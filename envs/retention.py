@@ -1,0 +1,225 @@
+"""Tasks from the literature in which what was seen once has to be kept: vectorised in numpy, with exact scores.
+
+Each names its paper. Where a paper leaves a rule open, the class says which way was taken.
+"""
+
+from typing import Any
+
+import numpy as np
+from gymnasium import spaces
+from numpy.typing import NDArray
+
+from envs.batched import Step, draw
+from envs.diagnostic import DiagnosticEnv, require_least
+
+
+class PassiveTMaze(DiagnosticEnv):
+    """The passive T-maze of Ni et al. 2023 (arXiv:2307.03864, section 5.1): a sign is shown in the first step only.
+
+    An episode has length + 1 steps. Actions are right, up, left, down. In the corridor of `length` steps only right and
+    left move the player. Who is behind the fastest way after a step but the last has a reward of -1 / length. In the
+    last step the player should turn to the side of the sign: +1 there. Nobody has a reward for turning earlier, so that
+    exploring is easy and only the sign has to be kept.
+
+    Observations are [sign up, sign down, at the start, at the junction].
+    """
+
+    variables = ("side", "place", "height", "time")
+    side: NDArray[np.int64]
+    place: NDArray[np.int64]
+    height: NDArray[np.int64]
+    time: NDArray[np.int64]
+
+    def __init__(self, num_envs: int, length: int = 10) -> None:
+        require_least(1, length=length)
+        self.length = length
+        super().__init__(num_envs, spaces.Box(0, 1, (4,), np.float32), 4)
+
+    @staticmethod
+    def scores(length: int = 10, **_: Any) -> dict[str, float]:
+        # Random actions are ahead of nobody only as long as all went right.
+        behind = sum(1.0 - 0.25**step for step in range(1, length + 1)) / length
+        return {"oracle": 1.0, "memoryless": 0.5, "random": 0.25 ** (length + 1) - behind}
+
+    def begin(self, rows: NDArray[np.bool_]) -> None:
+        self.side[rows] = draw(self, rows, 2)
+        self.place[rows] = self.height[rows] = self.time[rows] = 0
+
+    def act(self, actions: NDArray[np.int64]) -> Step:
+        self.time += 1
+        in_corridor = self.height == 0
+        at_junction = self.place == self.length
+        # From an arm of the junction only the way back moves.
+        vertical = (actions == 1).astype(int) - (actions == 3)
+        along = (actions == 0).astype(int) - (actions == 2)
+        self.place[:] = np.where(in_corridor, np.clip(self.place + along, 0, self.length), self.place)
+        self.height[:] = np.where(at_junction, np.clip(self.height + vertical, -1, 1), 0)
+        over = self.time == self.length + 1
+        turned_right = self.height == 1 - 2 * self.side
+        behind = self.place < self.time
+        reward = np.where(over, turned_right, -(behind / self.length))
+        return reward, over, np.zeros_like(over)
+
+    def observe(self) -> NDArray[np.float32]:
+        first = self.time == 0
+        junction = (self.place == self.length) & (self.height == 0)
+        seen = (first & (self.side == 0), first & (self.side == 1), self.place == 0, junction)
+        return np.stack(seen, axis=1).astype(np.float32)
+
+    def oracle_actions(self) -> NDArray[np.int64]:
+        return np.where(self.place == self.length, 1 + 2 * self.side, 0)
+
+
+class RepeatPrevious(DiagnosticEnv):
+    """POPGym's RepeatPrevious (Morad et al. 2023, arXiv:2303.01859) with any delay: name the symbol of `delay` steps
+    ago.
+
+    Every step shows one of K `symbols`. An episode has `steps` steps. Of those that ask for something that was shown,
+    each is worth 1 / their number, negative if the answer is wrong. POPGym's levels have 4 symbols, delays of 4, 32 and
+    64 and 51, 103 and 155 steps. Observations are one-hot.
+    """
+
+    variables = ("time",)
+    time: NDArray[np.int64]
+
+    def __init__(self, num_envs: int, delay: int = 4, symbols: int = 4, steps: int = 51) -> None:
+        require_least(1, delay=delay)
+        require_least(2, symbols=symbols)
+        require_least(delay + 1, steps=steps)
+        self.delay, self.symbols, self.steps = delay, symbols, steps
+        self.shapes = {"shown": (delay + 1,)}
+        super().__init__(num_envs, spaces.Box(0, 1, (symbols,), np.float32), symbols)
+
+    shown: NDArray[np.int64]
+    """[N, delay + 1] the latest symbols, that of step t at t modulo delay + 1."""
+
+    @staticmethod
+    def scores(symbols: int = 4, **_: Any) -> dict[str, float]:
+        return {"oracle": 1.0, "memoryless": 2.0 / symbols - 1.0, "random": 2.0 / symbols - 1.0}
+
+    def begin(self, rows: NDArray[np.bool_]) -> None:
+        self.time[rows] = 0
+        self.shown[rows, 0] = draw(self, rows, self.symbols)
+
+    def _asked(self) -> NDArray[np.int64]:
+        """The symbol of `delay` steps ago; where there was none, an old one."""
+        return self.shown[np.arange(self.num_envs), (self.time + 1) % (self.delay + 1)]
+
+    def act(self, actions: NDArray[np.int64]) -> Step:
+        worth = (self.time >= self.delay) / (self.steps - self.delay)
+        reward = np.where(actions == self._asked(), worth, -worth)
+        self.time += 1
+        over = self.time == self.steps
+        every = np.ones(self.num_envs, bool)
+        self.shown[np.arange(self.num_envs), self.time % (self.delay + 1)] = draw(self, every, self.symbols)
+        return reward, over, np.zeros_like(over)
+
+    def observe(self) -> NDArray[np.float32]:
+        present = self.shown[np.arange(self.num_envs), self.time % (self.delay + 1)]
+        return np.eye(self.symbols, dtype=np.float32)[present]
+
+    def oracle_actions(self) -> NDArray[np.int64]:
+        return self._asked()
+
+
+class VisualMatch(DiagnosticEnv):
+    """Passive Visual Match (Hung et al. 2019, arXiv:1810.06721) in symbols: keep a symbol while there is other work.
+
+    The first step shows one of K `symbols`. Then `delay` steps have an apple to the left or to the right, worth `apple`
+    to who goes there (actions 0 and 1). In the last step an action names the symbol, worth 1. The original is played in
+    pictures and its apples are worth 1 and the symbol 10; here the symbol has the larger share unless `apple` says
+    otherwise. Observations are [symbol, one-hot K; apple left; apple right; asked].
+    """
+
+    variables = ("symbol", "apple_side", "time")
+    symbol: NDArray[np.int64]
+    apple_side: NDArray[np.int64]
+    time: NDArray[np.int64]
+
+    def __init__(self, num_envs: int, delay: int = 20, symbols: int = 3, apple: float = 0.0) -> None:
+        require_least(1, delay=delay)
+        require_least(2, symbols=symbols)
+        if type(apple) not in (int, float) or not np.isfinite(apple):
+            raise ValueError(f"apple: expected a number, got {apple!r}")
+        self.delay, self.symbols, self.apple = delay, symbols, float(apple)
+        super().__init__(num_envs, spaces.Box(0, 1, (symbols + 3,), np.float32), symbols)
+
+    @staticmethod
+    def scores(delay: int = 20, symbols: int = 3, apple: float = 0.0, **_: Any) -> dict[str, float]:
+        work = delay * apple
+        return {"oracle": 1.0 + work, "memoryless": 1.0 / symbols + work, "random": (1.0 + work) / symbols}
+
+    def begin(self, rows: NDArray[np.bool_]) -> None:
+        self.symbol[rows] = draw(self, rows, self.symbols)
+        self.time[rows] = 0
+
+    def act(self, actions: NDArray[np.int64]) -> Step:
+        working = (self.time > 0) & (self.time <= self.delay)
+        asked = self.time == self.delay + 1
+        reward = np.where(working & (actions == self.apple_side), self.apple, 0.0)
+        reward = np.where(asked & (actions == self.symbol), 1.0, reward)
+        self.time += 1
+        self.apple_side[:] = draw(self, np.ones(self.num_envs, bool), 2)
+        return reward, asked, np.zeros_like(asked)
+
+    def observe(self) -> NDArray[np.float32]:
+        seen = np.zeros((self.num_envs, self.symbols + 3), np.float32)
+        rows = np.arange(self.num_envs)
+        working = (self.time > 0) & (self.time <= self.delay)
+        seen[rows, self.symbol] = self.time == 0
+        seen[rows, self.symbols + self.apple_side] = working
+        seen[:, -1] = self.time == self.delay + 1
+        return seen
+
+    def oracle_actions(self) -> NDArray[np.int64]:
+        return np.where(self.time == self.delay + 1, self.symbol, self.apple_side)
+
+
+class KeyToDoor(DiagnosticEnv):
+    """Key-to-Door (Hung et al. 2019, arXiv:1810.06721) in symbols: an early choice pays at the end of the episode.
+
+    In the first step the key lies to the left or to the right (actions 0 and 1) and is worth nothing by itself. Then
+    `delay` steps have apples as in `VisualMatch`. In the last step the door opens for who has the key, with any action:
+    +1. Nothing shows whether the player has it, so that this asks for credit over the whole episode, and values need
+    memory. Observations are [left, right, of key or apple; key; apple; door].
+    """
+
+    variables = ("place", "key", "time")
+    place: NDArray[np.int64]
+    key: NDArray[np.int64]
+    time: NDArray[np.int64]
+
+    def __init__(self, num_envs: int, delay: int = 20, apple: float = 0.0) -> None:
+        require_least(1, delay=delay)
+        if type(apple) not in (int, float) or not np.isfinite(apple):
+            raise ValueError(f"apple: expected a number, got {apple!r}")
+        self.delay, self.apple = delay, float(apple)
+        super().__init__(num_envs, spaces.Box(0, 1, (5,), np.float32), 2)
+
+    @staticmethod
+    def scores(delay: int = 20, apple: float = 0.0, **_: Any) -> dict[str, float]:
+        work = delay * apple
+        return {"oracle": 1.0 + work, "memoryless": 1.0 + work, "random": 0.5 * (1.0 + work)}
+
+    def begin(self, rows: NDArray[np.bool_]) -> None:
+        self.place[rows] = draw(self, rows, 2)
+        self.key[rows] = self.time[rows] = 0
+
+    def act(self, actions: NDArray[np.int64]) -> Step:
+        there = actions == self.place
+        self.key[:] = np.where(self.time == 0, there, self.key)
+        at_door = self.time == self.delay + 1
+        working = (self.time > 0) & ~at_door
+        reward = np.where(at_door, self.key, self.apple * (working & there))
+        self.time += 1
+        self.place[:] = draw(self, np.ones(self.num_envs, bool), 2)
+        return reward, at_door, np.zeros_like(at_door)
+
+    def observe(self) -> NDArray[np.float32]:
+        at_door = self.time == self.delay + 1
+        first = self.time == 0
+        seen = (~at_door & (self.place == 0), ~at_door & (self.place == 1), first, ~first & ~at_door, at_door)
+        return np.stack(seen, axis=1).astype(np.float32)
+
+    def oracle_actions(self) -> NDArray[np.int64]:
+        return self.place.copy()

@@ -1,0 +1,271 @@
+"""Tasks in which what is remembered has to be replaced: vectorised in numpy, like `retention`.
+
+`EndlessTMaze` and `ColorCubes` follow Shchendrigin et al. 2026 (arXiv:2601.15086), `Association` is associative recall
+with values that change. Where the paper leaves a rule open, the class says which way was taken.
+"""
+
+from typing import Any
+
+import numpy as np
+from gymnasium import spaces
+from numpy.typing import NDArray
+
+from envs.batched import Step, draw
+from envs.diagnostic import DiagnosticEnv, require_least
+
+
+class EndlessTMaze(DiagnosticEnv):
+    """Corridors one after the other: a sign at the start of each says where to turn at its end.
+
+    Actions are left, right, forward. A right turn is worth 1 / corridors and leads to the next corridor, a wrong one
+    ends the episode; after 6 (length + 1) corridors steps it is truncated. With `uniform` every corridor has a length
+    drawn from 1..`length`. In the paper a right turn is worth 1, so that returns are `corridors` times as large, there
+    is a fourth action that does nothing, and the place in the corridor is observed: here it is not, unless `position`
+    is true, when it is a share of `length`. Observations are [sign left, sign right, at the junction] and then the
+    place.
+    """
+
+    variables = ("side", "place", "end", "corridor", "time")
+    side: NDArray[np.int64]
+    place: NDArray[np.int64]
+    end: NDArray[np.int64]
+    corridor: NDArray[np.int64]
+    time: NDArray[np.int64]
+
+    def __init__(
+        self, num_envs: int, corridors: int = 10, length: int = 10, uniform: bool = False, position: bool = False
+    ) -> None:
+        require_least(1, corridors=corridors, length=length)
+        for name, flag in (("uniform", uniform), ("position", position)):
+            if type(flag) is not bool:
+                raise ValueError(f"{name}: expected True or False, got {flag!r}")
+        self.corridors, self.length, self.uniform, self.position = corridors, length, uniform, position
+        super().__init__(num_envs, spaces.Box(0, 1, (3 + position,), np.float32), 3)
+
+    @staticmethod
+    def scores(corridors: int = 10, **_: Any) -> dict[str, float]:
+        # A guess is right with probability 1/2, and the first wrong one ends the episode. Random actions that turn at
+        # all turn left as often as right.
+        guessed = sum(0.5**turn for turn in range(1, corridors + 1)) / corridors
+        return {"oracle": 1.0, "memoryless": guessed, "random": guessed}
+
+    def begin(self, rows: NDArray[np.bool_]) -> None:
+        self.corridor[rows] = self.time[rows] = 0
+        self._enter(rows)
+
+    def _enter(self, rows: NDArray[np.bool_]) -> None:
+        self.side[rows] = draw(self, rows, 2)
+        self.end[rows] = 1 + draw(self, rows, self.length) if self.uniform else self.length
+        self.place[rows] = 0
+
+    def act(self, actions: NDArray[np.int64]) -> Step:
+        turned = (self.place == self.end) & (actions < 2)
+        right = turned & (actions == self.side)
+        self.place[:] = np.minimum(self.place + (actions == 2), self.end)
+        self.corridor += right
+        self.time += 1
+        over = (turned & ~right) | (self.corridor == self.corridors)
+        self._enter(right & ~over)
+        late = ~over & (self.time == 6 * (self.length + 1) * self.corridors)
+        return right / self.corridors, over, late
+
+    def observe(self) -> NDArray[np.float32]:
+        start = self.place == 0
+        seen = [start & (self.side == 0), start & (self.side == 1), self.place == self.end]
+        if self.position:
+            seen.append(self.place / self.length)
+        return np.stack(seen, axis=1).astype(np.float32)
+
+    def oracle_actions(self) -> NDArray[np.int64]:
+        return np.where(self.place == self.end, self.side, 2)
+
+
+class Association(DiagnosticEnv):
+    """Associative recall with overwriting: what is the latest value that was shown with a key?
+
+    Every step shows one of K `keys`, either with a new value of V `values`, which replaces the old one, or, with
+    probability 1/2 if the key has one, as a question. The answer of the first step after a question is not needed: an
+    action names a value, and counts in steps with a question, 1 / steps each. Observations are [key, one-hot K; value,
+    one-hot V, none for a question].
+
+    The task is that of multi-query associative recall (Arora et al. 2023, arXiv:2312.04927) as an environment, in which
+    keys come back with other values.
+    """
+
+    variables = ("key", "asks", "time")
+    key: NDArray[np.int64]
+    asks: NDArray[np.int64]
+    time: NDArray[np.int64]
+    value: NDArray[np.int64]
+    """[N, K] the latest value of each key, -1 for none."""
+
+    def __init__(self, num_envs: int, keys: int = 8, values: int = 4, steps: int = 64) -> None:
+        require_least(1, keys=keys)
+        require_least(2, values=values, steps=steps)
+        self.keys, self.values, self.steps = keys, values, steps
+        self.shapes = {"value": (keys,)}
+        super().__init__(num_envs, spaces.Box(0, 1, (keys + values,), np.float32), values)
+
+    @staticmethod
+    def scores(keys: int = 8, values: int = 4, steps: int = 64, **_: Any) -> dict[str, float]:
+        # A key is drawn each step; it is known if it came before. A step is a question with half of that probability.
+        known = [1.0 - (1.0 - 1.0 / keys) ** step for step in range(steps)]
+        asked = 0.5 * sum(known) / steps
+        return {"oracle": asked, "memoryless": asked / values, "random": asked / values}
+
+    def begin(self, rows: NDArray[np.bool_]) -> None:
+        self.value[rows] = -1
+        self.time[rows] = 0
+        self._show(rows)
+
+    def _show(self, rows: NDArray[np.bool_]) -> None:
+        """Draws a key, and a question or a value."""
+        index = np.flatnonzero(rows)
+        key = draw(self, rows, self.keys)
+        asks = (draw(self, rows, 2) == 1) & (self.value[index, key] >= 0)
+        value = draw(self, rows, self.values)
+        self.key[rows] = key
+        self.asks[rows] = asks
+        self.value[index, key] = np.where(asks, self.value[index, key], value)
+
+    def _latest(self) -> NDArray[np.int64]:
+        return self.value[np.arange(self.num_envs), self.key]
+
+    def act(self, actions: NDArray[np.int64]) -> Step:
+        right = (self.asks == 1) & (actions == self._latest())
+        self.time += 1
+        over = self.time == self.steps
+        self._show(~over)
+        return right / self.steps, over, np.zeros_like(over)
+
+    def observe(self) -> NDArray[np.float32]:
+        seen = np.zeros((self.num_envs, self.keys + self.values), np.float32)
+        rows = np.arange(self.num_envs)
+        seen[rows, self.key] = 1
+        seen[rows, self.keys + np.maximum(self._latest(), 0)] = self.asks == 0
+        return seen
+
+    def oracle_actions(self) -> NDArray[np.int64]:
+        return np.maximum(self._latest(), 0)
+
+
+class ColorCubes(DiagnosticEnv):
+    """Cubes of N colours on a grid: go to the cube of the target's colour. Where cubes are is shown only when one
+    moves.
+
+    An episode asks for `targets` targets, one after the other. Actions are right, left, up, down and take. To take the
+    target's cube is worth 1 / targets; to take any other, or nothing, ends the episode. A taken cube moves to a free
+    cell, and the next target is another colour. Besides, in every step, with probability `teleport`, one cube that is
+    not the target moves to a free cell. All cubes are shown at the start of the episode and whenever one has moved, and
+    never else, so that what is remembered has to be corrected. With `extreme` all later pictures show which cells have
+    a cube and not their colours: what moved follows from what was there before.
+
+    The paper gives the idea and names (Trivial: `teleport=0`; Medium; Extreme); size of the grid, numbers, probability,
+    rewards, and that a wrong cube ends the episode are choices made here. Episodes are truncated after 4 (size + size)
+    targets steps. Observations are [row and column of the player, one-hot; the target's colour; whether cubes are
+    shown; the cells of the cubes, one-hot by colour, and of any colour].
+    """
+
+    variables = ("row", "column", "target", "found", "shown", "time")
+    row: NDArray[np.int64]
+    column: NDArray[np.int64]
+    target: NDArray[np.int64]
+    found: NDArray[np.int64]
+    shown: NDArray[np.int64]
+    """1 where all cubes are shown with their colours, 2 where without."""
+    time: NDArray[np.int64]
+    cell: NDArray[np.int64]
+    """[N, colours] of each cube, row * size + column."""
+
+    def __init__(
+        self,
+        num_envs: int,
+        size: int = 5,
+        colours: int = 3,
+        targets: int = 5,
+        teleport: float = 0.1,
+        extreme: bool = False,
+    ) -> None:
+        require_least(2, size=size, colours=colours)
+        require_least(1, targets=targets)
+        if colours >= size * size:
+            raise ValueError(f"colours: expected fewer than the grid's {size * size} cells, got {colours}")
+        if type(teleport) not in (int, float) or not 0 <= teleport <= 1:
+            raise ValueError(f"teleport: expected a probability in 0..1, got {teleport!r}")
+        if type(extreme) is not bool:
+            raise ValueError(f"extreme: expected True or False, got {extreme!r}")
+        self.size, self.colours, self.targets = size, colours, targets
+        self.teleport, self.extreme = float(teleport), extreme
+        self.shapes = {"cell": (colours,)}
+        self.limit = 8 * size * targets
+        features = 2 * size + colours + 1 + size * size * (colours + 1)
+        super().__init__(num_envs, spaces.Box(0, 1, (features,), np.float32), 5)
+
+    @staticmethod
+    def scores(**_: Any) -> dict[str, float]:
+        return {"oracle": 1.0}
+
+    def begin(self, rows: NDArray[np.bool_]) -> None:
+        self.row[rows] = draw(self, rows, self.size)
+        self.column[rows] = draw(self, rows, self.size)
+        self.found[rows] = self.time[rows] = 0
+        self.cell[rows] = -1
+        for colour in range(self.colours):
+            self._move(rows, np.full(self.num_envs, colour))
+        self.target[rows] = draw(self, rows, self.colours)
+        self.shown[rows] = 1
+
+    def _move(self, rows: NDArray[np.bool_], colours: NDArray[np.int64]) -> None:
+        """Puts a cube of each of some rows into a free cell."""
+        if not rows.any():
+            return
+        index = np.flatnonzero(rows)
+        moved = colours[rows]
+        others = self.cell[index].copy()
+        others[np.arange(len(index)), moved] = -1
+        # The nth of the cells that are free: those before it that are taken, in order, put it off by one each.
+        free = draw(self, rows, self.size**2 - (others >= 0).sum(axis=1))
+        for taken in np.sort(np.where(others < 0, self.size**2, others), axis=1).T:
+            free = free + (taken <= free)
+        self.cell[index, moved] = free
+
+    def act(self, actions: NDArray[np.int64]) -> Step:
+        rows = np.arange(self.num_envs)
+        every = np.ones(self.num_envs, bool)
+        self.column[:] = np.clip(self.column + (actions == 0) - (actions == 1), 0, self.size - 1)
+        self.row[:] = np.clip(self.row + (actions == 2) - (actions == 3), 0, self.size - 1)
+        takes = actions == 4
+        here = self.row * self.size + self.column
+        right = takes & (self.cell[rows, self.target] == here)
+        self.found += right
+        self.time += 1
+        over = (takes & ~right) | (self.found == self.targets)
+        goes_on = right & ~over
+        self._move(goes_on, self.target)
+        # The next target is any other colour.
+        step = 1 + draw(self, every, self.colours - 1)
+        self.target[:] = np.where(goes_on, (self.target + step) % self.colours, self.target)
+        # A cube that is not the target moves.
+        chance = draw(self, every, 1_000_000) < round(1_000_000 * self.teleport)
+        other = (self.target + 1 + draw(self, every, self.colours - 1)) % self.colours
+        teleports = chance & ~goes_on & ~over
+        self._move(teleports, other)
+        self.shown[:] = np.where(goes_on | teleports, 2 if self.extreme else 1, 0)
+        return right / self.targets, over, ~over & (self.time == self.limit)
+
+    def observe(self) -> NDArray[np.float32]:
+        size, colours, rows = self.size, self.colours, np.arange(self.num_envs)
+        place = np.zeros((self.num_envs, 2, size), np.float32)
+        place[rows, 0, self.row] = place[rows, 1, self.column] = 1
+        target = np.eye(colours, dtype=np.float32)[self.target]
+        cubes = np.zeros((self.num_envs, colours + 1, size * size), np.float32)
+        for colour in range(colours):
+            cubes[rows, colour, self.cell[:, colour]] = self.shown == 1
+            cubes[rows, colours, self.cell[:, colour]] = self.shown > 0
+        parts = (place.reshape(self.num_envs, -1), target, self.shown[:, None] > 0, cubes.reshape(self.num_envs, -1))
+        return np.concatenate(parts, axis=1, dtype=np.float32)
+
+    def oracle_actions(self) -> NDArray[np.int64]:
+        cell = self.cell[np.arange(self.num_envs), self.target]
+        up, across = cell // self.size - self.row, cell % self.size - self.column
+        return np.select([across > 0, across < 0, up > 0, up < 0], [0, 1, 2, 3], 4)
