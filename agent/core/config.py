@@ -261,6 +261,35 @@ class MinGRUConfig(MemorylessConfig):
 
 
 @dataclass(frozen=True)
+class LRUConfig(MemorylessConfig):
+    """Linear recurrent units (Orvieto et al. 2023) between MLP blocks: each feature forgets at a rate of its own."""
+
+    least_decay: Annotated[float, Range(0, 0.99999)] = 0.9
+    """Least absolute value of the first decays, a step."""
+    most_decay: Annotated[float, Range(0, 0.99999)] = 0.999
+    """Greatest absolute value of the first decays, a step."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.least_decay >= self.most_decay:
+            expected = f"more than least_decay = {self.least_decay}"
+            raise ValueError(f"most_decay: expected {expected}, got {self.most_decay}")
+
+
+@dataclass(frozen=True)
+class DeltaNetConfig(MemorylessConfig):
+    """Gated DeltaNet (Yang et al. 2024) between MLP blocks: a matrix of associations for each head."""
+
+    num_heads: Size = 4
+    """Heads (H); divides model_size."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.model_size % self.num_heads:
+            raise ValueError(f"num_heads: expected a divisor of model_size = {self.model_size}, got {self.num_heads}")
+
+
+@dataclass(frozen=True)
 class WaveNetConfig(Checked):
     """WaveNet, a baseline for waveforms: stacks of layers whose dilations double, 1, 2, 4, ..., and again from 1."""
 
@@ -302,6 +331,8 @@ CoreConfig = (
     | LSTMConfig
     | GRUConfig
     | MinGRUConfig
+    | LRUConfig
+    | DeltaNetConfig
     | MemorylessConfig
 )
 """The configuration of any core in `CORES`."""
@@ -314,6 +345,8 @@ CORES: dict[str, type[CoreConfig]] = {
     "lstm": LSTMConfig,
     "gru": GRUConfig,
     "mingru": MinGRUConfig,
+    "lru": LRUConfig,
+    "deltanet": DeltaNetConfig,
     "memoryless": MemorylessConfig,
 }
 """The cores of agents and sequence models by name, as the type of their configuration; `cores.py` has the classes."""
@@ -352,5 +385,7 @@ def matched_cores(
         "lstm": LSTMConfig(size, recurrent_layers),
         "gru": GRUConfig(size, recurrent_layers),
         "mingru": MinGRUConfig(size, layers, mlp),
+        "lru": LRUConfig(size, layers, mlp),
+        "deltanet": DeltaNetConfig(size, layers, mlp, transformer["num_heads"]),
         "memoryless": MemorylessConfig(size, layers, mlp),
     }

@@ -122,3 +122,9 @@ def finite(tensor: Tensor) -> Tensor:
 def mark_broken(features: Tensor, inputs: Tensor) -> Tensor:
     """Sets features [B, T, D] to NaN where the inputs [B, T, D] were not finite: at that step, and nowhere else."""
     return torch.add(features, inputs.detach(), alpha=0)  # 0 x NaN is NaN
+
+
+def full_precision(x: Tensor) -> torch.autocast:
+    """No mixed precision; the meta device has none."""
+    device = "cpu" if x.is_meta else x.device.type
+    return torch.autocast(device, enabled=False)

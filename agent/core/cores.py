@@ -6,8 +6,10 @@ from .compressive_transformer import CompressiveTransformer
 from .config import (
     CORES,
     CompressiveTransformerConfig,
+    DeltaNetConfig,
     GatedTransformerXLConfig,
     GRUConfig,
+    LRUConfig,
     LSTMConfig,
     MemorylessConfig,
     MinGRUConfig,
@@ -16,6 +18,7 @@ from .config import (
     WaveNetConfig,
 )
 from .contract import Core
+from .linear import LRU, DeltaNet
 from .recurrent import GRU, LSTM, Memoryless, MinGRU
 from .routing import RoutingTransformer
 from .wavenet import WaveNet
@@ -28,6 +31,8 @@ CORE_CLASSES: dict[type, type[Core]] = {
     LSTMConfig: LSTM,
     GRUConfig: GRU,
     MinGRUConfig: MinGRU,
+    LRUConfig: LRU,
+    DeltaNetConfig: DeltaNet,
     MemorylessConfig: Memoryless,
     WaveNetConfig: WaveNet,
 }

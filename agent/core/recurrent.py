@@ -32,16 +32,21 @@ StateT = TypeVar("StateT", bound=tuple[tuple[Tensor, ...], ...])
 
 
 class Recurrent(Core, Generic[StateT]):
-    """A core whose state has, for each field, one [B, model_size] tensor per layer: zeros at an episode start."""
+    """A core whose state has, for each field, one [B, state_size] tensor per layer: zeros at an episode start."""
 
     state_type: ClassVar[Any]
     """The NamedTuple of the core's states."""
     config: LSTMConfig | MemorylessConfig
 
+    @property
+    def state_size(self) -> int:
+        """Features of a layer's state, in each field."""
+        return self.config.model_size
+
     def initial_state(self, batch_size: int) -> StateT:
         """Zeros."""
         weight = next(self.parameters())
-        size = self.config.model_size
+        size = self.state_size
         layers = range(self.config.num_layers)
         zeros = tuple(weight.new_zeros(batch_size, size) for _ in layers)
         # A call changes no state, so the fields may share the zeros.
@@ -50,9 +55,8 @@ class Recurrent(Core, Generic[StateT]):
 
     def check(self, inputs: Tensor, reset: Tensor, state: StateT) -> None:
         """Checks the arguments of a call and the sizes of the state; raises ValueError."""
-        size = self.config.model_size
-        check_call(inputs, reset, state, size, self.state_type)
-        expected = [size] * self.config.num_layers
+        check_call(inputs, reset, state, self.config.model_size, self.state_type)
+        expected = [self.state_size] * self.config.num_layers
         for field in state:
             sizes = [layer.shape[1] for layer in field]
             if sizes != expected:
@@ -185,7 +189,7 @@ class MinGRU(Recurrent[GRUState]):
             norm = nn.LayerNorm(size)
             gate_and_candidate = nn.Linear(size, 2 * size)
             self.recurrences.append(nn.Sequential(norm, gate_and_candidate))
-        self.blocks = _mlp_blocks(config)
+        self.blocks = mlp_blocks(config)
         self.final_norm = nn.LayerNorm(size)
 
     def forward(self, inputs: Tensor, reset: Tensor, state: GRUState, return_attention: bool = False) -> CoreOutput:
@@ -244,7 +248,7 @@ def linear_recurrence(decay: Tensor, inputs: Tensor, before: Tensor) -> Tensor:
     return b
 
 
-def _mlp_blocks(config: MemorylessConfig) -> nn.ModuleList:
+def mlp_blocks(config: MemorylessConfig) -> nn.ModuleList:
     """The transformer's pre-norm MLP sub-layers without the residual sum."""
     size = config.model_size
     blocks = nn.ModuleList()
@@ -267,7 +271,7 @@ class Memoryless(Recurrent[MemorylessState]):
     def __init__(self, config: MemorylessConfig) -> None:
         super().__init__()
         self.config = config
-        self.blocks = _mlp_blocks(config)
+        self.blocks = mlp_blocks(config)
         self.final_norm = nn.LayerNorm(config.model_size)
 
     def forward(

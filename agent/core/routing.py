@@ -16,7 +16,7 @@ from torch.nn import functional as F
 
 from .cache import KVCache
 from .config import RoutedSizes, RoutingTransformerConfig
-from .contract import Mean
+from .contract import Mean, full_precision
 from .transformer import Steps, Transformer, TransformerLayer, additive_mask
 
 TEMPERATURE = 0.3
@@ -180,12 +180,6 @@ class Router(nn.Module):
 def one_hot(index: Tensor, size: int) -> Tensor:
     """Whether an index [...] is 0, 1, ..., size - 1: [..., size] bool."""
     return index[..., None] == torch.arange(size, device=index.device)
-
-
-def full_precision(x: Tensor) -> torch.autocast:
-    """No mixed precision; the meta device has none."""
-    device = "cpu" if x.is_meta else x.device.type
-    return torch.autocast(device, enabled=False)
 
 
 def unit(vectors: Tensor) -> Tensor:

@@ -6,8 +6,10 @@ from typing import Any
 import pytest
 
 from agent.core import (
+    DeltaNetConfig,
     GatedTransformerXLConfig,
     GRUConfig,
+    LRUConfig,
     LSTMConfig,
     MemorylessConfig,
     MinGRUConfig,
@@ -63,6 +65,8 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "lstm": {"one-layer": LSTMConfig(SIZE, 1), "three-layers": LSTMConfig(SIZE, 3)},
     "gru": {"one-layer": GRUConfig(SIZE, 1), "three-layers": GRUConfig(SIZE, 3)},
     "mingru": {"one-layer": MinGRUConfig(SIZE, 1, 12), "three-layers": MinGRUConfig(SIZE, 3, 12)},
+    "lru": {"one-layer": LRUConfig(SIZE, 1, 12), "three-layers": LRUConfig(SIZE, 3, 12)},
+    "deltanet": {"one-head": DeltaNetConfig(SIZE, 1, 12, 1), "two-heads": DeltaNetConfig(SIZE, 2, 12, 2)},
     "memoryless": {"two-blocks": MemorylessConfig(SIZE, 2, 12)},
     "wavenet": {
         "two-stacks": WaveNetConfig(SIZE, 4, 2, kernel_size=2, gate_size=6, skip_size=10),

@@ -13,7 +13,9 @@ import torch
 from torch._dynamo.testing import CompileCounterWithBackend
 
 from agent.core import (
+    DeltaNetConfig,
     GRUConfig,
+    LRUConfig,
     LSTMConfig,
     MemorylessConfig,
     MinGRUConfig,
@@ -38,6 +40,8 @@ CONFIGS: dict[str, Any] = {
     "lstm": LSTMConfig(SIZE, 1),
     "gru": GRUConfig(SIZE, 1),
     "mingru": MinGRUConfig(SIZE, 1, 8),
+    "lru": LRUConfig(SIZE, 1, 8),
+    "deltanet": DeltaNetConfig(SIZE, 1, 8, 2),
     "memoryless": MemorylessConfig(SIZE, 1, 8),
 }
 

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from agent.core import GRUConfig, LSTMConfig, MemorylessConfig, MinGRUConfig
+from agent.core import DeltaNetConfig, GRUConfig, LRUConfig, LSTMConfig, MemorylessConfig, MinGRUConfig
+from agent.core.linear import DeltaNetLayer
 from agent.core.recurrent import linear_recurrence
 from tests.agent.tiny import SIZE, assert_same, normal, resets
 
@@ -61,6 +62,79 @@ def test_mingru_is_the_formula(build: Callable[..., Any]) -> None:
     assert_same(output.features[0], torch.stack(features))
     for actual, expected in zip(output.state.hidden, hidden):
         assert_same(actual[0], expected)
+
+
+def test_lru_is_the_formula(build: Callable[..., Any]) -> None:
+    core, inputs, reset = build(LRUConfig(SIZE, 2, 6)), normal(1, 9, SIZE), resets(1, 9, (0, 4))
+    hidden, features = [torch.zeros(SIZE, dtype=torch.complex128)] * 2, []
+    for x, begins in zip(inputs[0], reset[0]):
+        layers = zip(core.norms, core.recurrences, core.gates, core.blocks)
+        for layer, (norm, unit, gate, block) in enumerate(layers):
+            decay = torch.exp(torch.complex(-torch.exp(unit.log_rate), torch.exp(unit.log_angle)))
+            real, imaginary = unit.write.weight.chunk(2)
+            b = torch.complex(real, imaginary)
+            h = torch.zeros_like(hidden[layer]) if begins else hidden[layer]
+            u = norm(x)
+            hidden[layer] = decay * h + torch.sqrt(1 - decay.abs() ** 2) * (b @ u.to(b.dtype))
+            of_real, of_imaginary = unit.read.weight.chunk(2, dim=1)
+            c = torch.complex(of_real, -of_imaginary)
+            y = (c @ hidden[layer]).real + unit.direct * u
+            a, g = gate(F.gelu(y)).chunk(2)
+            x = x + a * torch.sigmoid(g)
+            x = x + block(x)
+        features.append(core.final_norm(x))
+    output = core(inputs, reset, core.initial_state(1))
+    assert_same(output.features[0], torch.stack(features))
+    for real, imaginary, expected in zip(output.state.real, output.state.imaginary, hidden):
+        assert_same(torch.complex(real[0], imaginary[0]), expected)
+
+
+@pytest.mark.parametrize(("steps", "chunk"), [(9, 32), (9, 4), (7, 1), (66, 32)])
+def test_deltanet_is_the_formula(
+    build: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, steps: int, chunk: int
+) -> None:
+    """Whatever is computed at once, with resets within and between chunks."""
+    monkeypatch.setattr(DeltaNetLayer, "chunk", chunk)
+    heads, size = 2, SIZE // 2
+    core, inputs = build(DeltaNetConfig(SIZE, 2, 6, heads)), normal(1, steps, SIZE)
+    reset = resets(1, steps, (0, 4), (0, 5))
+    states, features = [torch.zeros(heads, size, size).double()] * 2, []
+    for x, begins in zip(inputs[0], reset[0]):
+        for layer, (norm, unit, block) in enumerate(zip(core.norms, core.recurrences, core.blocks)):
+            u = norm(x)
+            query, key, value, gate = unit.project(u).chunk(4)
+            forget, write = unit.rates(u).chunk(2)
+            outputs, after = [], []
+            for head in range(heads):
+                part = slice(head * size, (head + 1) * size)
+                q, k, v = F.silu(query[part]), F.silu(key[part]), F.silu(value[part])
+                q, k = q / q.norm(), k / k.norm()
+                kept, b = torch.exp(-F.softplus(forget[head])), torch.sigmoid(write[head])
+                before = torch.zeros(size, size).double() if begins else states[layer][head]
+                matrix = kept * before @ (torch.eye(size).double() - b * torch.outer(k, k)) + b * torch.outer(v, k)
+                after.append(matrix)
+                outputs.append(unit.norm(matrix @ q))
+            states[layer] = torch.stack(after)
+            x = x + unit.output(torch.cat(outputs) * F.silu(gate))
+            x = x + block(x)
+        features.append(core.final_norm(x))
+    output = core(inputs, reset, core.initial_state(1))
+    assert_same(output.features[0], torch.stack(features))
+    for actual, expected in zip(output.state.associations, states):
+        assert_same(actual[0], expected.flatten())
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        (lambda: DeltaNetConfig(8, 1, 8, 3), "num_heads: expected a divisor of model_size = 8, got 3"),
+        (lambda: LRUConfig(8, 1, 8, 0.9, 0.9), "most_decay: expected more than least_decay = 0.9, got 0.9"),
+        (lambda: LRUConfig(8, 1, 8, 0.9, 1.0), "most_decay: expected"),
+    ],
+)
+def test_sizes_that_do_not_fit(config: Callable[[], Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        config()
 
 
 @pytest.mark.parametrize("steps", [1, 2, 7, 8, 33])
