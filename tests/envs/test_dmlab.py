@@ -204,9 +204,9 @@ HALF = "image_height=36,image_width=48,shrink=2"
         (f"dmlab:{NAME}", "rooms:full-half", f"dmlab:{NAME},{HALF}"),
         (f"dmlab:{NAME},test=True", f"dmlab:{NAME},shrink=2", f"dmlab:{NAME},test=True,{HALF}"),
         (
-            "rooms:transfer,rooms:full",
+            "rooms:full,looks=unseen,rooms:full",
             "rooms:full-half,rooms:full-half,distance_scale=0.4",
-            f"rooms:transfer,{HALF},rooms:full,{HALF}",
+            f"rooms:full,looks=unseen,{HALF},rooms:full,{HALF}",
         ),
         (f"dmlab:{NAME},shrink=2", "rooms:full-half", f"dmlab:{NAME},shrink=2"),  # says how it is to be shown
         (f"dmlab:{NAME},shrink=3", "rooms:full-half", f"dmlab:{NAME},shrink=3"),
