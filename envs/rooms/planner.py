@@ -1,8 +1,8 @@
 """A player that plans: the fastest trials that a beam search finds in the level's exact physics.
 
 From the first decision of a trial it knows which object is right, and searches series of actions up to the reward. The
-scripted player of `oracle.py` runs straight to its targets instead. What is gained comes from speed kept in the air,
-from turning early, and from touching the edges of the pad and of the object's zone.
+scripted player of `oracle.py` runs straight to its targets instead. Most of the gain comes from looking half to the
+side and running and strafing in turn: the engine limits the speed along the direction that is asked for, not the speed.
 """
 
 import dataclasses
@@ -29,7 +29,8 @@ ALIKE = {"x": 3.0, "y": 3.0, "vx": 16.0, "vy": 16.0, "yaw": 4.0}
 _DECIDES = ("x", "y", "z", "vx", "vy", "vz", "yaw", "pitch", "thrown", "room", "time", "taken")
 #: No plan lasts so many frames.
 _LONGEST = 4 * MOST_STEPS
-#: States whose actions are remembered; then all are forgotten. Random looks have a pace of their own in every episode.
+#: States whose actions are remembered; then all are forgotten, and trials in progress are played by the script. Random
+#: looks have a pace of their own in every episode.
 MOST_KNOWN = 100_000
 
 

@@ -17,7 +17,7 @@ Pattern = Callable[[Floats, Floats, np.random.Generator], Floats]
 
 #: The u after which noise repeats: walls repeat one tile of this length.
 PERIOD = 64
-#: Primary shares of the darker and the brighter colour of a surface: objects' glow is brighter.
+#: Least and greatest brightness of a surface's colours, 0..1: objects' glow is brighter.
 DARKEST, BRIGHTEST = 0.1, 0.75
 
 
