@@ -98,8 +98,6 @@ class Planner:
             state = _take(state, parents)
             self._step(state, actions)
             kept = self._best(state, start)
-            if not len(kept):  # every series ends at the wrong object
-                return
             nodes.append(_Node(actions[kept], parents[kept]))
             state = _take(state, kept)
             if state.correct[0] > start.correct[0] or state.done[0]:
@@ -113,16 +111,14 @@ class Planner:
         self._run(self.plan, self.scene, state, begin, actions, np.zeros(len(actions)), images[:1], images)
 
     def _best(self, state: level.State, start: level.State) -> NDArray[np.int64]:
-        """The rows to keep, the best first: none that are wrong, and of those that are alike the best."""
+        """The rows to keep, the best first, and of those that are alike the best."""
         value = self._remaining(state)
         ended = state.correct > start.correct[0]
         # Of those that have ended the one that is ahead in the next trial, which the held action has begun.
         value = np.where(ended, self._to_pad(state) - 1e6, value)
         # At the end of an episode the score counts.
         value = np.where(state.done & ~ended, -state.score, value)
-        value = np.where(state.wrong > start.wrong[0], np.inf, value)
         order = np.argsort(value, kind="stable")
-        order = order[np.isfinite(value[order])]
 
         cells = np.zeros(len(order), np.int64)
         for name, size in ALIKE.items():

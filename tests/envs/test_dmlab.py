@@ -195,7 +195,8 @@ def test_views_that_cannot_be_divided(fields: dict[str, Any], message: str) -> N
         double(**fields)
 
 
-HALF = "image_height=36,image_width=48,shrink=2"
+SMALLER = "image_height=36,image_width=48"
+HALF = f"{SMALLER},shrink=2"
 
 
 @pytest.mark.parametrize(
@@ -210,7 +211,11 @@ HALF = "image_height=36,image_width=48,shrink=2"
         ),
         (f"dmlab:{NAME},shrink=2", "rooms:full-half", f"dmlab:{NAME},shrink=2"),  # says how it is to be shown
         (f"dmlab:{NAME},shrink=3", "rooms:full-half", f"dmlab:{NAME},shrink=3"),
-        ("rooms:full-half", "rooms:full,image_height=36,image_width=48", "rooms:full-half"),  # of the same size
+        (
+            "rooms:full-half,hud=False",
+            f"rooms:full,{SMALLER},hud=False",
+            "rooms:full-half,hud=False",
+        ),  # of the same size
         ("rooms:full", "rooms:small", "rooms:full"),  # cannot be shown so: the display needs more pixels
         ("gym:CartPole-v1", "rooms:full-half", "gym:CartPole-v1"),
         ("rooms:full", "gym:CartPole-v1", "rooms:full"),

@@ -1,5 +1,6 @@
 """Randomised looks: only the look changes, it is drawn for each episode, and objects remain recognizable."""
 
+import itertools
 from dataclasses import replace
 
 import numpy as np
@@ -68,6 +69,10 @@ def test_groups_share_no_surface() -> None:
         assert all((texture == own[0]).all() for texture in own), "the first is the level's own"
         seen = [texture.tobytes() for scene in scenes.values() for texture in getattr(scene, name)[1:]]
         assert len(seen) == len(set(seen))
+        colours = [[texture.mean(axis=(-3, -2)) for texture in getattr(scene, name)[1:]] for scene in scenes.values()]
+        for one, other in itertools.combinations(colours, 2):
+            apart = [np.abs(a - b).max() > 5 for a, b in zip(one, other, strict=True)]
+            assert np.mean(apart) > 0.9, "a seed has other colours in another group"
     for group, config in RANDOMISED.items():
         batch = RoomsVectorEnv(400, replace(config, image_height=8, image_width=8, hud=False))
         batch.reset(seed=1)

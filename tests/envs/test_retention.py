@@ -109,6 +109,7 @@ def test_endless_tmaze(uniform: bool) -> None:
                 place, side = 0, int(seen[step + 1, row, :2].argmax())
             assert over[step, row] == ((turned and not right) or corridor == 3)
             if over[step, row]:
+                assert seen[step + 1, row, 2], "no corridor after the last"
                 break
     assert lengths == ({1, 2, 3, 4} if uniform else {4})
 
@@ -185,7 +186,11 @@ def test_color_cubes_are_solved_by_who_keeps_the_map(extreme: bool, teleport: fl
         assert all(len(set(cells)) == 4 for cells in env.cell), "no two cubes in one cell"
         actions = tracker.act(seen)
         assert (actions == env.oracle_actions())[~done].all()
+        rows = np.arange(ROWS)
+        asked, place = env.target.copy(), env.cell[rows, env.target].copy()
         seen, reward, terminated, truncated, _ = env.step(actions)
+        stayed = env.cell[rows, asked] == place
+        assert stayed[~done & (reward == 0)].all(), "the target does not move"
         score += np.where(done, 0, reward)
         done |= terminated | truncated
         events += int((env.shown > 0)[~done].sum())
