@@ -1,8 +1,7 @@
 """Cores whose recurrence is linear in their state: all steps of a call are computed at once.
 
-Both have a state of fixed size. The LRU forgets at rates that it has learned, and each feature of its state at its own.
-The gated DeltaNet keeps a matrix of associations for each head, in which writing a key replaces what was stored with
-it.
+Both have a state of fixed size. The LRU forgets at rates that it has learned, each feature of its state at its own. The
+gated DeltaNet keeps a matrix of associations for each head, in which writing a key replaces what was stored with it.
 """
 
 import math
@@ -36,7 +35,9 @@ class LRULayer(nn.Module):
     x_t = lambda x_(t-1) + gamma B u_t and y_t = Re(C x_t) + d u_t, with a complex diagonal lambda inside the unit
     circle.
 
-    Args: size: features of u, x and y. least, most: between which the absolute values of lambda begin.
+    Args:
+        size: features of u, x and y.
+        least, most: between which the absolute values of lambda begin.
     """
 
     def __init__(self, size: int, least: float, most: float) -> None:
@@ -117,7 +118,9 @@ class DeltaNetLayer(nn.Module):
     S_t = a_t S_(t-1) (I - b_t k_t k_t^T) + b_t v_t k_t^T and o_t = S_t q_t: before a value is stored with a key, b_t of
     what was stored with this key is taken away, and a_t of everything is kept. Keys and queries have length 1.
 
-    Args: size: features of inputs and outputs. heads: H, a divisor of size.
+    Args:
+        size: features of inputs and outputs.
+        heads: H, a divisor of size.
     """
 
     chunk = 32
