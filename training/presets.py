@@ -208,17 +208,11 @@ def memory(core: str = "compressive") -> RunConfig:
     )
 
 
-def minigrid(core: str = "compressive") -> RunConfig:
-    """MiniGrid-Memory by its symbols, on a CPU core; other sizes with --env.
-
-    Episodes of the training end after 96 steps, as in CleanRL's ppo_trxl; evaluate with the environment itself.
-    """
+def _small_tasks(core: str) -> RunConfig:
+    """What the presets of families of small tasks share: one actor, much replay, and observations that are redrawn."""
     config = small_network(core)
     return dataclasses.replace(
         config,
-        preset="minigrid",
-        env="gym:MiniGrid-MemoryS9-v0,max_episode_steps=96",
-        frames=1_500_000,
         agent=dataclasses.replace(config.agent, torso_size=128, reconstruction_cost=0.04),
         learner=dataclasses.replace(
             config.learner,
@@ -236,11 +230,12 @@ def minigrid(core: str = "compressive") -> RunConfig:
 
 
 def minigrid_pixels(core: str = "compressive") -> RunConfig:
-    """The same from pixels, with the view of 3 x 3 cells that CleanRL's ppo_trxl has; here 24 x 24 pixels.
+    """MiniGrid-Memory from pixels, with the view of 3 x 3 cells that CleanRL's ppo_trxl has; here 24 x 24 pixels.
 
     What must be remembered is then seen only from beside it, and a discount of 0.99 makes the way there worth it.
+    Episodes of the training end after 96 steps, as in ppo_trxl; evaluate with the environment itself.
     """
-    config = minigrid(core)
+    config = _small_tasks(core)
     return dataclasses.replace(
         config,
         preset="minigrid-pixels",
@@ -256,7 +251,7 @@ def popgym(core: str = "compressive") -> RunConfig:
 
     Rewards add up to at most 1 in an episode of 50 to 200 steps, so they are scaled to returns of about 1.
     """
-    config = minigrid(core)
+    config = _small_tasks(core)
     return dataclasses.replace(
         config,
         preset="popgym",
@@ -276,7 +271,6 @@ PRESETS: dict[str, Callable[[str], RunConfig]] = {
     "paper": paper,
     "paper-recall": paper_recall,
     "dmlab30": dmlab30,
-    "minigrid": minigrid,
     "minigrid-pixels": minigrid_pixels,
     "popgym": popgym,
 }

@@ -28,7 +28,7 @@ TYPED: dict[str, list[tuple[str, str]]] = {
     "launch": [
         (
             "--preset gpu",
-            "preset: expected one of cpu, general, level, memory, paper, paper-recall, dmlab30, minigrid, "
+            "preset: expected one of cpu, general, level, memory, paper, paper-recall, dmlab30, "
             "minigrid-pixels, popgym, got 'gpu'",
         ),
         ("--env gym:CartPol-v1", "Did you mean"),
