@@ -19,16 +19,14 @@ from envs.rooms.physics import FRAME_SECONDS, FRICTION
 
 #: Series of actions that are kept at every step of a search.
 BEAM = 512
-#: A search gives up after so many steps.
-MOST_STEPS = 64
+#: A search looks so many frames ahead. If it finds no reward there, the best series so far is played, then the script.
+MOST_FRAMES = 512
 #: A trial is planned where so many of its frames have passed or fewer.
 FRESH_FRAMES = 8
 #: Of two states that differ by less in x and y (u), vx and vy (u/s) and yaw (degrees) the better one is kept.
 ALIKE = {"x": 3.0, "y": 3.0, "vx": 16.0, "vy": 16.0, "yaw": 4.0}
 #: What decides a trial, besides its frame, its look, the side of the right object and how long the episode lasts.
 _DECIDES = ("x", "y", "z", "vx", "vy", "vz", "yaw", "pitch", "thrown", "room", "time", "taken")
-#: No plan lasts so many frames.
-_LONGEST = 4 * MOST_STEPS
 #: States whose actions are remembered; then all are forgotten, and trials in progress are played by the script. Random
 #: looks have a pace of their own in every episode.
 MOST_KNOWN = 100_000
@@ -80,7 +78,7 @@ class Planner:
 
     def _keys(self, state: level.State) -> list[tuple[Any, ...]]:
         """By environment: all that decides how its trial goes on."""
-        left = np.minimum(self.plan.episode_frames - state.shown, _LONGEST)
+        left = np.minimum(self.plan.episode_frames - state.shown, MOST_FRAMES)
         columns = [state.frame - state.shown, state.match_side, left]
         columns += [getattr(state, name) for name in _DECIDES]
         rows = np.stack(columns, axis=1, dtype=np.float64).tolist()
@@ -92,7 +90,7 @@ class Planner:
             self._known.clear()
         state = _take(start, np.zeros(1, np.int64))
         nodes: list[_Node] = []
-        while len(nodes) < MOST_STEPS:
+        while len(nodes) * self.plan.action_repeat < MOST_FRAMES:
             parents = np.repeat(np.arange(len(state.x)), len(self.plan.actions))
             actions = np.tile(np.arange(len(self.plan.actions)), len(state.x))
             state = _take(state, parents)
