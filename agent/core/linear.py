@@ -51,11 +51,6 @@ class LRULayer(nn.Module):
         self.read = nn.Linear(2 * size, size, bias=False)
         self.direct = nn.Parameter(torch.randn(size))
 
-    def decay(self) -> Tensor:
-        """lambda [size], complex."""
-        rate = torch.exp(self.log_rate)
-        return torch.polar(torch.exp(-rate), torch.exp(self.log_angle))
-
     def forward(self, inputs: Tensor, keep: Tensor, before: Tensor) -> tuple[Tensor, Tensor]:
         """The y and x of all steps.
 
@@ -64,8 +59,10 @@ class LRULayer(nn.Module):
             keep: [B, T, 1], 0 where a row's state is forgotten before the step, else 1.
             before: [B, D] complex, x before the first step.
         """
-        decay = self.decay()
-        gamma = torch.sqrt(1.0 - decay.abs().square())
+        rate = torch.exp(self.log_rate)
+        decay = torch.polar(torch.exp(-rate), torch.exp(self.log_angle))
+        # The root of 1 - |lambda|^2, which would be rounded to 0 where |lambda| is near 1.
+        gamma = torch.sqrt(-torch.expm1(-2.0 * rate))
         # Under autocast the projection may be narrower than the state.
         real, imaginary = self.write(inputs).to(gamma.dtype).chunk(2, dim=-1)
         written = torch.complex(gamma * real, gamma * imaginary)

@@ -154,3 +154,11 @@ def test_the_scan_equals_the_recurrence_and_its_gradients(steps: int) -> None:
     grads = (torch.autograd.grad(part.square().sum(), arguments) for part in (actual, expected))
     for of_scan, of_steps in zip(*grads):
         assert_same(of_scan, of_steps)
+
+
+def test_lru_learns_with_decays_near_1(build: Callable[..., Any]) -> None:
+    core = build(LRUConfig(SIZE, 1, 6), torch.float32)
+    with torch.no_grad():
+        core.recurrences[0].log_rate.fill_(-30.0)
+    core(normal(1, 9, SIZE).float(), resets(1, 9), core.initial_state(1)).features.square().mean().backward()
+    assert all(parameter.grad.isfinite().all() for parameter in core.parameters())
