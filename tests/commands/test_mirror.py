@@ -20,6 +20,7 @@ from storage.run import Run
 from tests.commands.cli import Commands, wait_until
 
 SMALL = Path(__file__).parent.parent.parent / "pretrained" / "small"
+COPIED = f"{len(read_metrics(SMALL))} rows of metrics copied"
 
 
 def records(folder: Path) -> Iterator[Any]:
@@ -65,7 +66,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 def test_rows_and_configuration_are_copied(place: Path, cli: Commands) -> None:
-    assert "25 rows of metrics copied" in cli.run("mirror", SMALL, "--project", "rooms")
+    assert COPIED in cli.run("mirror", SMALL, "--project", "rooms")
     assert copied_rows(place) == read_metrics(SMALL)
     (begun,) = (record.run for record in records(place) if record.HasField("run"))
     assert (begun.project, begun.display_name) == ("rooms", "small")
@@ -93,7 +94,7 @@ def test_a_run_is_followed_until_it_ends(place: Path, cli: Commands, monkeypatch
                 os.write(file.fileno(), line[9:])
         assert thread.is_alive()
     thread.join(60)
-    assert "25 rows of metrics copied" in printed[0]
+    assert COPIED in printed[0]
     assert copied_rows(place) == read_metrics(SMALL)
 
 
