@@ -91,7 +91,7 @@ def draw(played: dict[str, Played], variant: str, path: Path) -> None:
         axis.add_patch(
             pyplot.Rectangle((pad[0], pad[1]), pad[2] - pad[0], pad[3] - pad[1], color="tab:purple", alpha=0.2)
         )
-        last = 4 * one.reward_steps[3]
+        last = config.action_repeat * one.reward_steps[:4][-1]
         for room, color in ((0, "tab:blue"), (1, "tab:orange")):
             shown = np.where(one.poses[:last, 3:] == room, one.poses[:last, :2], np.nan)
             axis.plot(*shown.T, color=color)

@@ -1,6 +1,7 @@
 """Diagnostic tasks: small tests of memory in numpy, whose scores are known exactly.
 
-`Recall` and `TMaze` each ask for one thing that was observed some steps before. Observations are small vectors.
+`Recall` and `TMaze` each ask for one thing that was observed some steps before. Observations are small vectors. Tasks
+from the literature are in `retention` and `rewriting`.
 """
 
 from typing import Any, ClassVar

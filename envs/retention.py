@@ -18,8 +18,8 @@ class PassiveTMaze(DiagnosticEnv):
 
     An episode has length + 1 steps. Actions are right, up, left, down. In the corridor of `length` steps only right and
     left move the player. Who is behind the fastest way after a step but the last has a reward of -1 / length. In the
-    last step the player should turn to the side of the sign: +1 there. Nobody has a reward for turning earlier, so that
-    exploring is easy and only the sign has to be kept.
+    last step the player should turn to the side of the sign: +1 there. Turning earlier has no reward, so that exploring
+    is easy and only the sign has to be kept.
 
     Observations are [sign up, sign down, at the start, at the junction].
     """
@@ -37,7 +37,7 @@ class PassiveTMaze(DiagnosticEnv):
 
     @staticmethod
     def scores(length: int = 10, **_: Any) -> dict[str, float]:
-        # Random actions are ahead of nobody only as long as all went right.
+        # A random player is not behind only as long as all its actions went right.
         behind = sum(1.0 - 0.25**step for step in range(1, length + 1)) / length
         return {"oracle": 1.0, "memoryless": 0.5, "random": 0.25 ** (length + 1) - behind}
 
@@ -81,6 +81,8 @@ class RepeatPrevious(DiagnosticEnv):
 
     variables = ("time",)
     time: NDArray[np.int64]
+    shown: NDArray[np.int64]
+    """[N, delay + 1] the latest symbols, that of step t at t modulo delay + 1."""
 
     def __init__(self, num_envs: int, delay: int = 4, symbols: int = 4, steps: int = 51) -> None:
         require_least(1, delay=delay)
@@ -89,9 +91,6 @@ class RepeatPrevious(DiagnosticEnv):
         self.delay, self.symbols, self.steps = delay, symbols, steps
         self.shapes = {"shown": (delay + 1,)}
         super().__init__(num_envs, spaces.Box(0, 1, (symbols,), np.float32), symbols)
-
-    shown: NDArray[np.int64]
-    """[N, delay + 1] the latest symbols, that of step t at t modulo delay + 1."""
 
     @staticmethod
     def scores(symbols: int = 4, **_: Any) -> dict[str, float]:

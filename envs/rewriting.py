@@ -84,9 +84,8 @@ class Association(DiagnosticEnv):
     """Associative recall with overwriting: what is the latest value that was shown with a key?
 
     Every step shows one of K `keys`, either with a new value of V `values`, which replaces the old one, or, with
-    probability 1/2 if the key has one, as a question. The answer of the first step after a question is not needed: an
-    action names a value, and counts in steps with a question, 1 / steps each. Observations are [key, one-hot K; value,
-    one-hot V, none for a question].
+    probability 1/2 if the key has one, as a question. An action names a value; it counts in steps with a question,
+    1 / steps each. Observations are [key, one-hot K; value, one-hot V, none for a question].
 
     The task is that of multi-query associative recall (Arora et al. 2023, arXiv:2312.04927) as an environment, in which
     keys come back with other values.
@@ -161,8 +160,8 @@ class ColorCubes(DiagnosticEnv):
     a cube and not their colours: what moved follows from what was there before.
 
     The paper gives the idea and names (Trivial: `teleport=0`; Medium; Extreme); size of the grid, numbers, probability,
-    rewards, and that a wrong cube ends the episode are choices made here. Episodes are truncated after 4 (size + size)
-    targets steps. Observations are [row and column of the player, one-hot; the target's colour; whether cubes are
+    rewards, and that a wrong cube ends the episode are choices made here. Episodes are truncated after 8 size targets
+    steps. Observations are [row and column of the player, one-hot; the target's colour; whether cubes are
     shown; the cells of the cubes, one-hot by colour, and of any colour].
     """
 

@@ -1,4 +1,4 @@
-"""Cores whose recurrence is linear in their state: all steps of a call are computed at once.
+"""Cores whose recurrence is linear in their state: many steps of a call are computed at once.
 
 Both have a state of fixed size. The LRU forgets at rates that it has learned, each feature of its state at its own. The
 gated DeltaNet keeps a matrix of associations for each head, in which writing a key replaces what was stored with it.

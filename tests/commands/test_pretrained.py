@@ -35,7 +35,7 @@ def test_there_are_some() -> None:
 
 
 def test_the_agent_of_the_level_sees_deepmind_lab_as_it_saw_the_level(lab: object) -> None:
-    """At 36 x 48 pixels, means of Lab's own, though nobody says so."""
+    """At 36 x 48 pixels, means of Lab's own, although the spec does not say so."""
     level = "dmlab:rooms_select_nonmatching_object"
     fields = "test=True,processes=0,cache_gigabytes=0"
     player = load_trained_agent(Run(FOLDER / "level"), env=f"{level},{fields}")
