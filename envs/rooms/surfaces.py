@@ -1,8 +1,8 @@
 """Random surfaces for floors, walls and skies, in families of patterns that are divided into three groups.
 
 Agents that are to play in the real level train on surfaces of the group `train`; which agent is kept is decided on
-those of `choose`; and how they do on surfaces that were not used to select it is measured on those of `unseen`. No family is in
-two groups. All is drawn by formulas from a seed.
+those of `choose`; and how they do on surfaces that were not used to select it is measured on those of `unseen`. No
+family is in two groups. All is drawn by formulas from a seed.
 """
 
 import colorsys
