@@ -226,7 +226,7 @@ class Actor(Player):
         with torch.no_grad(), autocast(self.device, self.precision):
             self.core_state = self.agent.with_cache(self.core_state)
             yield
-            self.core_state = self.agent.core.without_cache(self.core_state)
+            self.core_state = self.agent.without_cache(self.core_state)
 
     def act(self, return_attention: bool = False) -> tuple[Tensor, AgentOutput]:
         """Chooses actions [B, ...] for the present output of the environments; also returns the agent's output (T = 1).

@@ -177,7 +177,7 @@ class ResidentActor(Pool):
                 self._count_episodes(t)
 
             # The next unroll begins with this state.
-            last_state = self.agent.core.without_cache(state)
+            last_state = self.agent.without_cache(state)
             _copy(last_state, self.core_state)
 
     def _output_before(self, t: int) -> EnvOutput:

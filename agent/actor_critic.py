@@ -1,5 +1,6 @@
 """The actor-critic: encoders of observation, last action and last reward, a recurrent core, policy and value heads."""
 
+import copy
 from typing import NamedTuple
 
 import torch
@@ -27,8 +28,17 @@ from agent.popart import PopArt
 from agent.prediction import FuturePrediction
 from agent.trajectory import Observation, Sensed, image_of, map_sensed
 
+Weights = dict[str, Tensor]
+"""Parameters and buffers by name."""
+TEACHER = "teacher."
+"""How the names of a teacher's weights begin, among those of its agent; see `agent.teaching`."""
 WIDE = 256
 """Least model_size at which a core gains from bfloat16 on a CPU; narrower ones lose more by conversions."""
+
+
+def own_weights(weights: Weights) -> Weights:
+    """Those of an agent's weights that are not its teacher's."""
+    return {name: weight for name, weight in weights.items() if not name.startswith(TEACHER)}
 
 
 class AgentOutput(NamedTuple):
@@ -37,7 +47,7 @@ class AgentOutput(NamedTuple):
     policy_parameters: [B, T, P], of the agent's `distribution`: logits, if its actions are those of a Discrete space.
     value: [B, T], in units of the (clipped, scaled) reward that the learner trains on; with PopArt for K > 1 tasks,
         [B, T, K].
-    losses: also "reconstruction" and "prediction", if the config asks for them.
+    losses: also "reconstruction", "prediction", "teacher" and "teacher_features", if the config asks for them.
     inputs: [B, T, D] of the core, from which the observation is reconstructed.
     """
 
@@ -98,6 +108,7 @@ class Agent(nn.Module):
             kind = "an environment with instructions" if has_instructions else "an environment without instructions"
             raise ValueError(f"instruction: expected {has_instructions} in {kind}, got {config.instruction}")
         self.config = config
+        self.fits = (observation_shape, actions, vocabulary, popart_tasks)
         self.distribution = make_policy(actions, config.action_bounds, config.action_scale)
         model_size = config.core.model_size
 
@@ -136,6 +147,14 @@ class Agent(nn.Module):
             nn.init.zeros_(head.bias)
         self.policy.bias.data.copy_(self.distribution.first)
 
+    def begin_with(self, weights: Weights) -> None:
+        """Loads the weights of an agent of the same configuration, without those of its teacher if it had one."""
+        self.load_state_dict(own_weights(weights))
+
+    def alone(self) -> "Agent":
+        """A copy, without a teacher."""
+        return copy.deepcopy(self)
+
     def initial_state(self, batch_size: int) -> State:
         """The core's state before an episode."""
         return self.core.initial_state(batch_size)
@@ -144,6 +163,10 @@ class Agent(nn.Module):
         """See `agent.core.contract.Core`; in the precision in which `forward` computes."""
         with self._core_precision():
             return self.core.with_cache(state)
+
+    def without_cache(self, state: State) -> State:
+        """See `agent.core.contract.Core`."""
+        return self.core.without_cache(state)
 
     def compression_parameters(self) -> list[nn.Parameter]:
         """The parameters that only the compression loss trains."""

@@ -1,7 +1,6 @@
 """`compressive launch`: trains an agent, then evaluates and films it."""
 
 import contextlib
-import copy
 import dataclasses
 import functools
 import json
@@ -79,7 +78,7 @@ def _require_lasting(run: Run) -> None:
 
 def _describe(options: LaunchOptions, trainer: Trainer, console: Console) -> None:
     config, run, seen = trainer.config, trainer.run, interface(trainer.config.env)
-    parameters = sum(parameter.numel() for parameter in trainer.agent.parameters())
+    parameters = sum(parameter.numel() for parameter in trainer.agent.parameters() if parameter.requires_grad)
     learning = f"learning on {trainer.learner.device}"
     if config.learners > 1:
         learning = f"{config.learners} learners on Ray (device: {config.learner.device})"
@@ -156,7 +155,7 @@ def evaluate_and_film(trainer: Trainer, console: Console) -> tuple[dict[str, Any
         from reports.episode import show
         from reports.tensorboard import log_recordings
 
-        recordings = record(config, copy.deepcopy(trainer.agent).to("cpu"), config.video_episodes)
+        recordings = record(config, trainer.agent.alone().to("cpu"), config.video_episodes)
         run.require()
         title = recording_title(run, config, trainer.learner.steps)
         shown = show(recordings, run.videos / "final", title, core_name(config), run.path)

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
         prepare,
         require_consent,
         tasks,
+        untaught,
         with_view,
     )
     from envs.scores import chance_of_choice, mean_normalised, reference_scores
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
 __all__ = ["EnvironmentFailed", "EnvironmentLost", "WrongOutput", "limit_calls"]
 __all__ += ["ActionVector", "Choice", "Numbers"]
 __all__ += ["drawing", "foreign_code", "held_out", "make_device", "make_vector"]
-__all__ += ["parse_spec", "prepare", "require_consent", "tasks", "with_view"]
+__all__ += ["parse_spec", "prepare", "require_consent", "tasks", "untaught", "with_view"]
 __all__ += ["chance_of_choice", "mean_normalised", "reference_scores"]
 
 

@@ -36,7 +36,7 @@ class BatchedEnv(VectorEnv):
     def __init__(
         self,
         num_envs: int,
-        observation_space: spaces.Box,
+        observation_space: spaces.Space[Any],
         num_actions: int,
         *,
         arrays: dict[str, NDArray],
@@ -63,8 +63,8 @@ class BatchedEnv(VectorEnv):
         """Begins an episode in the rows `begin` [N], with reward 0, and takes `actions` [N] in the others."""
         raise NotImplementedError
 
-    def observe(self) -> NDArray:
-        """The present observations, [N, ...], in a new array."""
+    def observe(self) -> Any:
+        """The present observations, [N, ...], in a new array or, of several parts, in a tuple of new arrays."""
         raise NotImplementedError
 
     def oracle_actions(self) -> NDArray[np.int64]:
@@ -77,7 +77,7 @@ class BatchedEnv(VectorEnv):
 
     def reset(
         self, *, seed: int | Sequence[int | None] | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[NDArray, dict[str, Any]]:
+    ) -> tuple[Any, dict[str, Any]]:
         """Begins an episode in every row.
 
         One seed gives every row a stream of its own (see `entropy`); a sequence has a seed for each row. Without a seed
@@ -100,7 +100,7 @@ class BatchedEnv(VectorEnv):
 
     def step(
         self, actions: NDArray[np.integer]
-    ) -> tuple[NDArray, NDArray[np.float64], NDArray[np.bool_], NDArray[np.bool_], dict[str, Any]]:
+    ) -> tuple[Any, NDArray[np.float64], NDArray[np.bool_], NDArray[np.bool_], dict[str, Any]]:
         """One step of every row."""
         if not self._reset_once:
             raise RuntimeError("step() before reset()")
@@ -123,7 +123,7 @@ class BatchedEnv(VectorEnv):
         """All that decides what happens next, as arrays by name, for `set_state`."""
         return {name: array.copy() for name, array in self.arrays.items()}
 
-    def set_state(self, state: dict[str, NDArray]) -> NDArray:
+    def set_state(self, state: dict[str, NDArray]) -> Any:
         """Continues from a state of `get_state` and returns its observations [N, ...]."""
         for name in sorted(self.arrays.keys() | state.keys()):
             own, given = (np.asarray(arrays.get(name)) for arrays in (self.arrays, state))

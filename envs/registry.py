@@ -285,16 +285,26 @@ def require_consent(spec: str, *allowed: str | None) -> None:
 def held_out(spec: str) -> str:
     """The spec on which an agent is tested that was trained on `spec`: test versions of Lab's levels, else the same.
 
-    A test version that two training levels share occurs once.
+    A test version that two training levels share occurs once. A view that only a teacher sees is left out.
     """
     found: list[Spec] = []
-    for tested in map(parse_spec, tasks(spec)):
+    for tested in map(parse_spec, tasks(untaught(spec))):
         if tested.kind == "dmlab":
             level = find(tested.name)
             tested = Spec("dmlab", level.test if level else tested.name, tested.overrides | {"test": "True"})
         if tested not in found:
             found.append(tested)
     return ",".join(map(str, found))
+
+
+def untaught(spec: str) -> str:
+    """The spec without the views that only a teacher sees; itself if there are none."""
+    parsed = [parse_spec(task) for task in tasks(spec)]
+    seen = []
+    for task in parsed:
+        fields = {field: text for field, text in task.overrides.items() if field != "own_view"}
+        seen.append(task._replace(overrides=fields) if task.kind == "rooms" else task)
+    return spec if seen == parsed else ",".join(map(str, seen))
 
 
 def with_view(spec: str, trained: str) -> str:

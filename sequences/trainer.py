@@ -66,7 +66,7 @@ def load_model(run: Run, model: SequenceModel, device: str) -> Checkpoint:
         ValueError: if there is no such device, or the weights do not fit the model.
     """
     model.to(resolve_device(device)).eval()
-    return load_weights(model, run.path, run.config_file)
+    return load_weights(model.load_state_dict, run.path, run.config_file)
 
 
 class ModalityLearner(SequenceLearner):

@@ -10,10 +10,9 @@ Writing is atomic (`storage.stores`); the manifest detects later damage. Loading
 import json
 import logging
 import re
+from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
-
-from torch import nn
+from typing import Any, NamedTuple
 
 from storage.files import Json, require_schema
 from storage.serialization import Parts, deserialize, flatten, serialize, unflatten
@@ -145,8 +144,8 @@ def _entries(store: DiskStore | UrlStore) -> list[_Entry]:
     return sorted(entries, reverse=True)
 
 
-def load_weights(network: nn.Module, place: Path | str, config_file: Path) -> Checkpoint:
-    """Loads the weights of the newest readable checkpoint at a folder or URL into a network.
+def load_weights(load: Callable[[Any], object], place: Path | str, config_file: Path) -> Checkpoint:
+    """Gives a network's `load` the weights of the newest readable checkpoint at a folder or URL.
 
     Raises:
         ValueError: if they do not fit the network, which is that of `config_file`.
@@ -154,7 +153,7 @@ def load_weights(network: nn.Module, place: Path | str, config_file: Path) -> Ch
     """
     checkpoint = load_latest(place)
     try:
-        network.load_state_dict(checkpoint.parts["weights"])
+        load(checkpoint.parts["weights"])
     except (RuntimeError, KeyError) as error:
         raise ValueError(f"{checkpoint.path} does not fit {config_file}: {error}") from error
     return checkpoint

@@ -172,6 +172,7 @@ class RunConfig(Checked):
         super().__post_init__()
         pairs("learner_labels", self.learner_labels)
         self._check_url()
+        self._check_teacher()
         self._check_unrolls()
         self._check_replay()
         self._check_learners()
@@ -192,6 +193,10 @@ class RunConfig(Checked):
         if not re.match(r"[a-z][a-z0-9+.-]*://.", url) or url.startswith("memory:"):
             expected = "a URL that outlives this process, such as s3://bucket/run or file:///mnt/run"
             raise ValueError(f"checkpoint_url: expected {expected}, got {url!r}")
+
+    def _check_teacher(self) -> None:
+        if self.agent.teacher_cost and self.from_run is None:
+            raise ValueError("from_run: expected the run that is the teacher, because of agent.teacher_cost, got none")
 
     @property
     def _segment(self) -> int:

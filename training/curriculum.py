@@ -10,7 +10,7 @@ import numpy as np
 from actors import Episode
 from actors.evaluation import correct_fraction
 from agent import Agent
-from envs import mean_normalised, require_consent, tasks
+from envs import mean_normalised, require_consent, tasks, untaught
 from storage.checkpoints import load_weights
 from storage.files import Json, Schema, abbreviate, require_schema
 from storage.run import Run
@@ -218,7 +218,7 @@ class Curriculum:
 
 
 def inherit(config: RunConfig, agent: Agent, allow: str | None = None) -> RunConfig:
-    """Gives a new run's network the weights of the last readable checkpoint of the run `config.from_run`, if any.
+    """Gives a new run's network, and its teacher, the weights of the last readable checkpoint of `config.from_run`.
 
     The optimizer and all counters start anew. The environments may differ, also in frames a step. `allow` are those
     whose code that run may name, and the URL of its checkpoints; see `envs.require_consent`.
@@ -238,11 +238,12 @@ def inherit(config: RunConfig, agent: Agent, allow: str | None = None) -> RunCon
     theirs = to_plain(other)["agent"]
     ours = to_plain(config)["agent"]
     for name, expected, got in differences(theirs, ours, "agent"):
-        raise ValueError(f"{name}: expected {expected} as in {source}, got {got}")
+        if name != "agent.teacher_cost":  # with or without a teacher, the network is the same
+            raise ValueError(f"{name}: expected {expected} as in {source}, got {got}")
 
     # It may be another person's, so that its environments and its URL need a permission.
     require_consent(other.env, allow, *config.environments)
     place = checkpoint_place(other, source, allow)
-    require_interface(config.env, other.env)
-    checkpoint = load_weights(agent, place, source.config_file)
+    require_interface(untaught(config.env), untaught(other.env))
+    checkpoint = load_weights(agent.begin_with, place, source.config_file)
     return dataclasses.replace(config, from_run=str(checkpoint.path))

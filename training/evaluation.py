@@ -3,7 +3,6 @@
 Seeds are never shared with training, and those of filmed episodes not with evaluated ones.
 """
 
-import copy
 import dataclasses
 import math
 from collections.abc import Callable
@@ -26,6 +25,7 @@ from envs import (
     prepare,
     require_consent,
     tasks,
+    untaught,
     with_view,
 )
 from storage.checkpoints import Checkpoint, load_weights
@@ -78,10 +78,10 @@ def load_trained_agent(
     # shown as the agent knows it.
     env = with_view(env, config.env) if env else held_out(config.env)
     prepare(env)
-    require_interface(env, like=config.env)
+    require_interface(env, like=untaught(config.env))
     agent = make_agent(config)
-    checkpoint = load_weights(agent, place, run.config_file)
-    return TrainedAgent(run, config, agent, env, checkpoint)
+    checkpoint = load_weights(agent.load_state_dict, place, run.config_file)
+    return TrainedAgent(run, config, agent.alone(), env, checkpoint)
 
 
 def make_evaluator(config: RunConfig, agent: Agent, rows: int, seed: int, sample: bool, env: str, film: bool) -> Actor:
@@ -127,7 +127,7 @@ def play(
 def evaluate(config: RunConfig, agent: Agent, progress: Callable[[int], None] = lambda done: None) -> Json:
     """The summary of the evaluation that a run's configuration asks for; the agent may be on any device."""
     # The agent goes on learning where it is. A copy is not compiled, so that other shapes cost nothing.
-    copied = copy.deepcopy(agent).to("cpu")
+    copied = agent.alone().to("cpu")
     episodes = play(config, copied, config.eval_episodes, progress=progress)
     return summarize(episodes, held_out(config.env))
 

@@ -15,7 +15,8 @@ from agent.core import state_bytes
 from agent.encoders import parts_of
 from agent.memory_check import build_network
 from agent.precision import resolve_precision
-from envs import limit_calls, make_vector, tasks
+from agent.teaching import TaughtAgent
+from envs import limit_calls, make_vector, tasks, untaught
 from envs.guard import close
 from learner.learner import Learner, resolve_device
 from learner.replay import Replay
@@ -65,11 +66,14 @@ def require_interface(env: str, like: str) -> None:
 def make_agent(config: RunConfig) -> Agent:
     """The run's network with new weights, drawn from torch's global generator."""
     names = tasks(config.env)
+    if not config.agent.teacher_cost and untaught(config.env) != config.env:
+        raise ValueError(f"env: expected own_view=False without a teacher (agent.teacher-cost), got {config.env}")
     shape, actions, _, vocabulary = interface(names[0])  # the trainer compares all tasks, once
     popart_tasks = 0
     if config.learner.popart:
         popart_tasks = len(names)
-    build = functools.partial(Agent, config.agent, shape, actions, vocabulary, popart_tasks)
+    kind = TaughtAgent if config.agent.teacher_cost else Agent
+    build = functools.partial(kind, config.agent, shape, actions, vocabulary, popart_tasks)
     return build_network(build, config.agent, config.actors.envs_per_actor)
 
 

@@ -62,6 +62,7 @@ class RoomsConfig:
     fov_degrees: float = 90.0  # horizontal field of view
     hud: bool = True  # draw health, armour, the clock and the score over the view
     looks: str = "own"  # or a group of `surfaces.FAMILIES`: textures, light, sizes... are drawn anew for every episode
+    own_view: bool = False  # observe a pair: the view, and the same with the level's own look, which is for a teacher
     action_repeat: int = 4  # frames an action is held: frames per agent step
     episode_frames: int = 720  # frames of an episode (60 a second)
     redraw_match: bool = False  # draw a new match object for every trial, not only for every episode

@@ -26,11 +26,14 @@ class DeviceRooms(DeviceEnv):
         device: a CPU or a GPU. The kernel for a GPU is compiled here, in about 15 s.
 
     Raises:
+        ValueError: for a config with `own_view`.
         ImportError: if the extra `gpu` is needed and not installed.
     """
 
     def __init__(self, num_envs: int, config: RoomsConfig | str = "full", device: torch.device | str = "cpu") -> None:
         self.config = config = resolve(config)
+        if config.own_view:
+            raise ValueError("RoomsConfig.own_view: expected False on a device, got True")
         host = level.allocate(num_envs, config.examples)._asdict()
         state = {name: torch.from_numpy(own).to(device) for name, own in host.items()}
         super().__init__(

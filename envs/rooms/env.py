@@ -130,8 +130,9 @@ def _planner(config: RoomsConfig) -> Planner:
 class RoomsVectorEnv(BatchedEnv):
     """N environments of one config, stepped together; see `BatchedEnv`.
 
-    Observations [N, H, W, 3] uint8; actions [N] integers (`RoomsConfig.action_names`); rewards [N] float64. An episode
-    ends with its clock, as terminated. The infos hold `correct_choices` and `wrong_choices` [N] int64 of the episode.
+    Observations [N, H, W, 3] uint8, or with `RoomsConfig.own_view` a pair of such; actions [N] integers
+    (`RoomsConfig.action_names`); rewards [N] float64. An episode ends with its clock, as terminated. The infos hold
+    `correct_choices` and `wrong_choices` [N] int64 of the episode.
 
     Args:
         config: a `RoomsConfig` or the name of a variant.
@@ -145,9 +146,10 @@ class RoomsVectorEnv(BatchedEnv):
         self.render_mode = render_mode
         self.level, self.scene = level.build(config), render.build(config)
         self.state = level.allocate(num_envs, config.examples)
+        image = spaces.Box(0, 255, config.image_shape, np.uint8)
         super().__init__(
             num_envs,
-            spaces.Box(0, 255, config.image_shape, np.uint8),
+            spaces.Tuple((image, image)) if config.own_view else image,
             len(config.action_names),
             arrays=self.state._asdict(),
             over=self.state.done,
@@ -162,6 +164,9 @@ class RoomsVectorEnv(BatchedEnv):
         self._images = np.zeros((num_envs, *config.image_shape), np.uint8)
         self._views = np.zeros((num_envs if config.shrink > 1 else 1, *config.view_shape), np.uint8)
         self._rewards = np.zeros(num_envs)
+        # The same state with the level's own look, which is drawn where the observation has a second view.
+        self._own_state = self.state._replace(look=np.zeros_like(self.state.look))
+        self._own_images = np.zeros_like(self._images)
 
     def entropy(self, seed: int, row: int) -> tuple[int, int]:
         return seed, row
@@ -173,8 +178,13 @@ class RoomsVectorEnv(BatchedEnv):
         _run(self.level, self.scene, self.state, begin, actions, self._rewards, self._views, self._images)
         return self._rewards.copy(), self.state.done.copy(), np.zeros(self.num_envs, bool)
 
-    def observe(self) -> NDArray[np.uint8]:
-        return self._images.copy()
+    def observe(self) -> NDArray[np.uint8] | tuple[NDArray[np.uint8], ...]:
+        if not self.config.own_view:
+            return self._images.copy()
+        no_rows, no_actions = np.zeros(self.num_envs, bool), np.full(self.num_envs, -1)
+        unused = np.zeros(self.num_envs)
+        _run(self.level, self.scene, self._own_state, no_rows, no_actions, unused, self._views, self._own_images)
+        return self._images.copy(), self._own_images.copy()
 
     def oracle_actions(self) -> NDArray[np.int64]:
         """Actions [N] of the player that plans, or of the scripted one where trials cannot be planned."""
@@ -229,7 +239,7 @@ class RoomsVectorEnv(BatchedEnv):
         visit, rounds = rows["visit"], np.cumsum(np.diff(rows["visit"], prepend=0) < 0)
         choosing = np.isin(rows["room"], (level.ROOM_2, level.CHOSEN))
         begins = np.flatnonzero(np.diff(np.where(choosing, visit, -1), prepend=-1))
-        found, drawn = [], RoomsVectorEnv(len(states), self.config)
+        found, drawn = [], RoomsVectorEnv(len(states), dataclasses.replace(self.config, own_view=False))
         for begin, end in itertools.pairwise([*map(int, begins), len(states)]):
             if choosing[begin]:
                 visits = visit[begin], visit[begin] - self.config.examples - 1  # of the choice and of its example
@@ -245,7 +255,7 @@ class RoomsVectorEnv(BatchedEnv):
 
     @functools.cached_property
     def _slow(self) -> "RoomsVectorEnv":
-        return RoomsVectorEnv(self.num_envs, dataclasses.replace(self.config, action_repeat=1))
+        return RoomsVectorEnv(self.num_envs, dataclasses.replace(self.config, action_repeat=1, own_view=False))
 
     def render(self) -> tuple[NDArray[np.uint8], ...]:
         """The present view of every environment."""
@@ -253,9 +263,10 @@ class RoomsVectorEnv(BatchedEnv):
 
 
 class RoomsEnv(gymnasium.Env[NDArray[np.uint8], int]):
-    """One environment: observation [H, W, 3] uint8, discrete actions, infos `correct_choices` and `wrong_choices`.
+    """One environment: observation [H, W, 3] uint8, or a pair of such; discrete actions; choices in the infos.
 
-    Seeded with s, it is row 0 of a `RoomsVectorEnv` seeded with s. That batch of one is `vector`.
+    The infos are `correct_choices` and `wrong_choices`. Seeded with s, it is row 0 of a `RoomsVectorEnv` seeded with s.
+    That batch of one is `vector`.
     """
 
     metadata = {"render_modes": ["rgb_array"], "render_fps": 15}  # noqa: RUF012 (gymnasium's own convention)
@@ -274,14 +285,19 @@ class RoomsEnv(gymnasium.Env[NDArray[np.uint8], int]):
         """Begins an episode; without a seed, the random stream continues."""
         super().reset(seed=seed)
         observation, _ = self.vector.reset(seed=seed)
-        return observation[0], self._info()
+        return self._only(observation), self._info()
 
     def step(self, action: int) -> tuple[NDArray[np.uint8], float, bool, bool, dict[str, Any]]:
         """One agent step. Raises RuntimeError after the end of an episode."""
         if self.vector.over[0]:
             raise RuntimeError("step() after the episode ended: call reset()")
         observation, reward, terminated, _, _ = self.vector.step(np.array([action]))
-        return observation[0], float(reward[0]), bool(terminated[0]), False, self._info()
+        return self._only(observation), float(reward[0]), bool(terminated[0]), False, self._info()
+
+    @staticmethod
+    def _only(observation: Any) -> Any:
+        """The observation of the only row."""
+        return tuple(part[0] for part in observation) if isinstance(observation, tuple) else observation[0]
 
     def _info(self) -> dict[str, Any]:
         return {name: int(counter[0]) for name, counter in self.vector.counters.items()}
