@@ -43,6 +43,3 @@ class AgentConfig(Checked):
     learner."""
     prediction_steps: Size = 4
     """How many steps ahead it is predicted, all up to this number."""
-    teacher_cost: AtLeast0 = 0.0
-    """Weight of an auxiliary loss: to act as a teacher would, which is the run's `from_run` and sees the second of two
-    views (`own_view` of rooms); 0 for no teacher. See `agent.teaching`."""

@@ -18,6 +18,9 @@ from agent.encoders import Shape, parts_of
 from agent.policies import ActionSpace, Categorical
 from agent.trajectory import Observation, Sensed
 
+TEACHER_LOSSES = ("teacher", "teacher_features")
+"""Names of the losses of a `TaughtAgent`, which the learner weights."""
+
 
 class TaughtState(NamedTuple):
     """The recurrent state of an agent, and that of its teacher."""
@@ -103,12 +106,12 @@ class TaughtAgent(Agent):
         return output._replace(state=TaughtState(output.state, advice.state), losses=losses)
 
     def _losses(self, output: AgentOutput, advice: AgentOutput) -> dict[str, Mean]:
-        """Means over all steps, weighted."""
+        """Means over all steps."""
         policy, taught = (each.policy_parameters.float().log_softmax(dim=-1) for each in (output, advice))
         divergence = (taught.exp() * (taught - policy)).sum(dim=-1)
         difference = (output.inputs.float() - advice.inputs.float()).square().mean(dim=-1)
         losses = {}
-        for name, error in (("teacher", divergence), ("teacher_features", difference)):
+        for name, error in zip(TEACHER_LOSSES, (divergence, difference), strict=True):
             count = error.new_tensor([error.numel()])
-            losses[name] = Mean(self.config.teacher_cost * error.sum()[None], count)
+            losses[name] = Mean(error.sum()[None], count)
         return losses

@@ -46,7 +46,12 @@ class LearnerConfig(Checked):
     entropy_cost_end: AtLeast0 | None = None
     """If given, the weight of the entropy bonus changes linearly to this over the run's frames (--schedule-frames)."""
     schedule_start: Annotated[float, Range(0, 0.99)] = 0.0
-    """Share of these frames before learning rate and entropy cost begin to change."""
+    """Share of these frames before learning rate, entropy cost and the teacher's cost begin to change."""
+    teacher_cost: AtLeast0 = 0.0
+    """Weight at the first step of the losses of a teacher, as which an agent shall act: that of the run's `from_run`,
+    which sees the second of two views, such as `own_view` of rooms. 0 for no teacher."""
+    teacher_cost_end: AtLeast0 | None = None
+    """If given, the weight of the teacher's losses changes linearly to this over the run's frames."""
     baseline_cost: AtLeast0 = 0.5
     """Weight of the value function's loss, itself half the squared error."""
     reward_clipping: Literal["none", "abs_one", "soft_asymmetric"] = "none"
@@ -95,6 +100,8 @@ class LearnerConfig(Checked):
         if highest_c > highest_rho:
             expected = f"at most clip_rho = {self.clip_rho} (IMPALA, section 4.1)"
             raise ValueError(f"clip_c: expected {expected}, got {self.clip_c!r}")
+        if self.teacher_cost_end is not None and not self.teacher_cost:
+            raise ValueError(f"teacher_cost_end: expected none without teacher_cost, got {self.teacher_cost_end}")
 
     def learning_rate_at(self, progress: float) -> float:
         """The learning rate when a share `progress`, 0 to 1, of the schedule's frames is over."""
@@ -104,10 +111,16 @@ class LearnerConfig(Checked):
 
     def entropy_cost_at(self, progress: float) -> float:
         """The weight of the entropy bonus when a share `progress`, 0 to 1, of the schedule's frames is over."""
-        if self.entropy_cost_end is None:
-            return self.entropy_cost
-        change = self.entropy_cost_end - self.entropy_cost
-        return self.entropy_cost + change * self._changed(progress)
+        return self._between(self.entropy_cost, self.entropy_cost_end, progress)
+
+    def teacher_cost_at(self, progress: float) -> float:
+        """The weight of the teacher's losses when a share `progress`, 0 to 1, of the schedule's frames is over."""
+        return self._between(self.teacher_cost, self.teacher_cost_end, progress)
+
+    def _between(self, begin: float, end: float | None, progress: float) -> float:
+        if end is None:
+            return begin
+        return begin + (end - begin) * self._changed(progress)
 
     def _changed(self, progress: float) -> float:
         """The share of the change that is over: 0 until `schedule_start`, then linear to 1."""

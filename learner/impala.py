@@ -20,6 +20,7 @@ from agent.moments import Standardization
 from agent.policies import Policy
 from agent.popart import PopArt
 from agent.precision import autocast, resolve_precision
+from agent.teaching import TEACHER_LOSSES
 from agent.trajectory import Trajectory, loss_mask, map_sensed, sensed_of, validate
 from learner import losses
 from learner.communicator import Communicator
@@ -81,7 +82,8 @@ class BackwardPass(NamedTuple):
 class ImpalaLearner:
     """Trains an agent on trajectories with V-trace.
 
-    The loss is policy gradient + baseline_cost * baseline - entropy_cost * entropy + the agent's own losses. The
+    The loss is policy gradient + baseline_cost * baseline - entropy_cost * entropy + the agent's own losses, of which
+    those of a teacher are multiplied by teacher_cost. The
     compression parameters receive gradients from their own loss only, which gives no gradient to other parameters;
     therefore their gradients are clipped separately.
 
@@ -142,6 +144,11 @@ class ImpalaLearner:
     def entropy_cost(self) -> float:
         """The weight of the entropy bonus in the next update."""
         return self.config.entropy_cost_at(self._progress)
+
+    @property
+    def teacher_cost(self) -> float:
+        """The weight of the teacher's losses in the next update."""
+        return self.config.teacher_cost_at(self._progress)
 
     @property
     def _progress(self) -> float:
@@ -273,7 +280,8 @@ class ImpalaLearner:
             "loss/entropy": weight * (self.entropy_cost * exploration),
         }
         for name, loss in auxiliary.items():
-            sums[f"loss/{name}"] = loss
+            cost = self.teacher_cost if name in TEACHER_LOSSES else 1.0
+            sums[f"loss/{name}"] = cost * loss
         parts = [loss.float() for loss in sums.values()]
         sums["loss/total"] = torch.stack(parts).sum()
 

@@ -99,7 +99,7 @@ class RunConfig(Checked):
     core_field: ClassVar[str] = "agent.core"
     fixed: ClassVar[tuple[str, ...]] = (
         *("preset", "env", "from_run", "seed", "agent."),
-        *("learner.optimizer", "learner.popart", "checkpoint_url"),
+        *("learner.optimizer", "learner.popart", "learner.teacher_cost", "checkpoint_url"),
     )
 
     preset: str = "cpu"
@@ -195,8 +195,10 @@ class RunConfig(Checked):
             raise ValueError(f"checkpoint_url: expected {expected}, got {url!r}")
 
     def _check_teacher(self) -> None:
-        if self.agent.teacher_cost and self.from_run is None:
-            raise ValueError("from_run: expected the run that is the teacher, because of agent.teacher_cost, got none")
+        if self.learner.teacher_cost and self.from_run is None:
+            raise ValueError(
+                "from_run: expected the run that is the teacher, because of learner.teacher_cost, got none"
+            )
 
     @property
     def _segment(self) -> int:

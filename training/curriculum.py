@@ -238,8 +238,7 @@ def inherit(config: RunConfig, agent: Agent, allow: str | None = None) -> RunCon
     theirs = to_plain(other)["agent"]
     ours = to_plain(config)["agent"]
     for name, expected, got in differences(theirs, ours, "agent"):
-        if name != "agent.teacher_cost":  # with or without a teacher, the network is the same
-            raise ValueError(f"{name}: expected {expected} as in {source}, got {got}")
+        raise ValueError(f"{name}: expected {expected} as in {source}, got {got}")
 
     # It may be another person's, so that its environments and its URL need a permission.
     require_consent(other.env, allow, *config.environments)

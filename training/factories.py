@@ -66,13 +66,14 @@ def require_interface(env: str, like: str) -> None:
 def make_agent(config: RunConfig) -> Agent:
     """The run's network with new weights, drawn from torch's global generator."""
     names = tasks(config.env)
-    if not config.agent.teacher_cost and untaught(config.env) != config.env:
-        raise ValueError(f"env: expected own_view=False without a teacher (agent.teacher-cost), got {config.env}")
+    has_teacher = config.learner.teacher_cost > 0
+    if not has_teacher and untaught(config.env) != config.env:
+        raise ValueError(f"env: expected own_view=False without a teacher (learner.teacher-cost), got {config.env}")
     shape, actions, _, vocabulary = interface(names[0])  # the trainer compares all tasks, once
     popart_tasks = 0
     if config.learner.popart:
         popart_tasks = len(names)
-    kind = TaughtAgent if config.agent.teacher_cost else Agent
+    kind = TaughtAgent if has_teacher else Agent
     build = functools.partial(kind, config.agent, shape, actions, vocabulary, popart_tasks)
     return build_network(build, config.agent, config.actors.envs_per_actor)
 

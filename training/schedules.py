@@ -1,14 +1,14 @@
-"""How learning rate and entropy cost change when a run is resumed with another configuration."""
+"""How learning rate and costs change when a run is resumed with another configuration."""
 
 from training.config import RunConfig
 from training.console import quantity
 
 
 def describe_jump(before: RunConfig, after: RunConfig, frames: int) -> str:
-    """Says how learning rate and entropy cost change when a run continues with another configuration.
+    """Says how learning rate, entropy cost and the teacher's cost change when a run continues with another configuration.
 
     Returns:
-        one line; empty if both are, after so many frames, what they would be with the configuration from before.
+        one line; empty if all are, after so many frames, what they would be with the configuration from before.
     """
     changes = list[str]()
     old_rates = scheduled_rates(before, frames)
@@ -32,10 +32,11 @@ def describe_jump(before: RunConfig, after: RunConfig, frames: int) -> str:
 
 
 def scheduled_rates(config: RunConfig, frames: int) -> dict[str, float]:
-    """Learning rate and entropy cost after so many frames."""
+    """Learning rate and costs after so many frames."""
     progress = min(1.0, frames / config.schedule_end)
     learner = config.learner
     return {
         "learning rate": learner.learning_rate_at(progress),
         "entropy cost": learner.entropy_cost_at(progress),
+        "teacher's cost": learner.teacher_cost_at(progress),
     }

@@ -6,8 +6,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+import envs
 from envs.registry import rooms_config
-from envs.rooms import RoomsVectorEnv, look, oracle_actions
+from envs.rooms import RoomsEnv, RoomsVectorEnv, look, oracle_actions
 from envs.rooms.level import ROOM_2
 from envs.rooms.surfaces import FAMILIES, noise
 from envs.rooms.textures import TILE
@@ -57,6 +58,39 @@ def test_all_textures_are_used_and_the_display_is_hidden_sometimes() -> None:
     assert np.mean([one.hud > 0 for one in drawn]) == pytest.approx(0.75, abs=0.05)
     pairs = {(one.floor, one.wall) for one in drawn}
     assert len(pairs) > 400, "walls and floors are drawn apart"
+
+
+def test_a_second_view_shows_the_same_state_with_the_level_s_own_look() -> None:
+    """For a teacher. The first view, rewards and motion are as without it."""
+    config = replace(RANDOMISED["train"], image_height=40, image_width=64, shrink=2)
+    paired, single = RoomsVectorEnv(4, replace(config, own_view=True)), RoomsVectorEnv(4, config)
+    plain = RoomsVectorEnv(4, replace(config, looks="own"))
+    views, expected = paired.reset(seed=3)[0], single.reset(seed=3)[0]
+    for _ in range(190):  # into the second episode
+        assert paired.observation_space.contains(views)
+        assert (views[0] == expected).all()
+        own = plain.set_state(paired.get_state() | {"look": np.zeros(4, np.uint64)})
+        assert (views[1] == own).all()
+        assert (views[0] != views[1]).any(axis=(1, 2, 3)).all()
+        actions = oracle_actions(single)
+        (views, reward, *_), (expected, same, *_) = paired.step(actions), single.step(actions)
+        assert (reward == same).all()
+    assert (paired.between(actions) == single.between(actions)).all()
+    assert all((a == b).all() for a, b in zip(paired.set_state(paired.get_state()), views, strict=True))
+
+    one = RoomsEnv(replace(config, own_view=True))
+    seen = one.reset(seed=3)[0]
+    assert one.observation_space.contains(seen)
+    assert one.observation_space.contains(one.step(0)[0])
+
+
+def test_an_agent_is_tested_without_the_second_view() -> None:
+    spec = "rooms:transfer,own_view=True,hud=False,rooms:unseen"
+    assert envs.untaught(spec) == envs.held_out(spec) == "rooms:transfer,hud=False,rooms:unseen"
+    for unchanged in ("rooms:full, hud=False", "gym:Odd-v0,own_view=True"):
+        assert envs.untaught(unchanged) == unchanged
+    with pytest.raises(ValueError, match=r"^RoomsConfig\.own_view: expected False on a device, got True$"):
+        envs.make_device("rooms:transfer,own_view=True", 1, "cpu")
 
 
 def test_groups_share_no_surface() -> None:

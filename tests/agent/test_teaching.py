@@ -1,0 +1,133 @@
+"""Agents with a teacher: what their losses are, what these train, and that they learn to act as it does."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch.distributions import Categorical, kl_divergence
+
+from agent import Agent, AgentConfig, Trajectory
+from agent.core import index_state, map_state
+from agent.policies import Choice
+from agent.teaching import TaughtAgent, TaughtState
+from learner.config import LearnerConfig
+from learner.learner import Learner
+from tests.agent.agents import ACTIONS, CORES, IMAGE, agent_inputs, make_trajectory
+
+ROWS, STEPS = 2, 9
+
+
+def make_taught(core: Any = CORES["compressive"], **fields: Any) -> TaughtAgent:
+    """An agent that differs from its teacher."""
+    torch.manual_seed(0)
+    config = AgentConfig(torso="small", torso_size=16, core=core, **fields)
+    agent = TaughtAgent(config, (IMAGE, IMAGE), ACTIONS).eval()
+    with torch.no_grad():  # new policies are all nearly uniform
+        agent.teacher.policy.weight.mul_(50)
+    return agent
+
+
+def pairs(rows: int = ROWS, steps: int = STEPS) -> dict[str, Any]:
+    """Inputs with two views."""
+    one, other = (agent_inputs(rows, steps, seed) for seed in (0, 1))
+    return {**one, "observation": (one["observation"], other["observation"])}
+
+
+@pytest.mark.parametrize("core", CORES)
+def test_it_acts_on_its_own_view_and_is_told_what_the_teacher_makes_of_the_other(core: str) -> None:
+    agent, inputs = make_taught(CORES[core]), pairs()
+    state = agent.initial_state(ROWS)
+    found = agent(**inputs, state=state)
+    own, shown = inputs.pop("observation")
+    alone = agent.alone()(own, **inputs, state=state.own)
+    advice = agent.teacher(shown, **inputs, state=state.teacher)
+    for name in ("policy_parameters", "value", "inputs"):
+        assert torch.equal(getattr(found, name), getattr(alone, name))
+
+    divergence = kl_divergence(*(Categorical(logits=each.policy_parameters) for each in (advice, alone)))
+    torch.testing.assert_close(found.losses["teacher"].value, divergence.mean())
+    difference = (advice.inputs - alone.inputs).square().mean()
+    torch.testing.assert_close(found.losses["teacher_features"].value, difference)
+    assert found.losses.keys() - alone.losses.keys() == {"teacher", "teacher_features"}
+
+
+def test_with_the_same_weights_and_views_there_is_nothing_to_learn() -> None:
+    agent, inputs = make_taught(), pairs()
+    agent.begin_with(agent.alone().state_dict())
+    view = inputs.pop("observation")[0]
+    losses = agent((view, view), **inputs, state=agent.initial_state(ROWS)).losses
+    assert losses["teacher"].value == losses["teacher_features"].value == 0
+
+
+@pytest.mark.parametrize("core", CORES)
+def test_sequences_may_be_cut_also_with_a_cache(core: str) -> None:
+    """The teacher's memory is part of the state."""
+    agent, inputs = make_taught(CORES[core]), pairs()
+    with torch.no_grad():
+        whole = agent(**inputs, state=agent.initial_state(ROWS))
+        state = agent.with_cache(agent.initial_state(ROWS))
+        for step in range(STEPS):
+            now = index_state(tuple(inputs.values()), (slice(None), slice(step, step + 1)))
+            output = agent(*now, state=state)
+            state = output.state
+            torch.testing.assert_close(output.policy_parameters, whole.policy_parameters[:, step : step + 1])
+    state = agent.without_cache(state)
+    assert isinstance(state, TaughtState)
+    map_state(torch.testing.assert_close, state, whole.state)
+
+
+def taught_batch() -> Trajectory:
+    """A batch of an agent whose second view is the first with a quarter of its contrast."""
+    batch = make_trajectory(4, 12)
+    faint = (batch.observation.float() / 4 + 96).to(torch.uint8)  # type: ignore[union-attr]
+    return batch._replace(observation=(faint, batch.observation), core_state=make_taught().initial_state(4))
+
+
+def test_a_learner_trains_it_towards_the_teacher_who_stays() -> None:
+    agent, batch = make_taught(), taught_batch()
+    before = {name: weight.clone() for name, weight in agent.teacher.state_dict().items()}
+    learner = Learner(agent, LearnerConfig(device="cpu", learning_rate=1e-3, teacher_cost=10.0), 10_000)
+    found = [learner.update(batch) for _ in range(60)]
+    for name in ("loss/teacher", "loss/teacher_features"):
+        assert found[-1][name] < 0.7 * found[0][name]
+    assert all(torch.equal(weight, before[name]) for name, weight in agent.teacher.state_dict().items())
+    assert not any(parameter.grad is not None for parameter in agent.teacher.parameters())
+
+
+def test_the_teacher_has_no_dropout() -> None:
+    agent = make_taught().train()
+    assert agent.training
+    assert not agent.teacher.training
+
+
+def test_what_its_weights_are_taken_for() -> None:
+    """Both networks begin with the weights of another agent, whose own teacher does not matter."""
+    source, agent = make_taught(), make_taught()
+    with torch.no_grad():
+        source.policy.bias.fill_(1.0)
+        source.teacher.policy.bias.fill_(2.0)
+    agent.begin_with(source.state_dict())
+    for each in (agent, agent.teacher):
+        assert each.policy.bias.tolist() == [1.0] * ACTIONS
+
+
+def test_alone_it_is_a_copy_and_draws_no_random_numbers() -> None:
+    agent = make_taught()
+    state = torch.get_rng_state()
+    alone = agent.alone()
+    assert torch.equal(torch.get_rng_state(), state)
+    assert type(alone) is Agent
+    assert alone.state_dict().keys() == {name for name in agent.state_dict() if not name.startswith("teacher.")}
+    alone.policy.bias.data.fill_(3.0)
+    assert 3.0 not in agent.policy.bias
+
+
+@pytest.mark.parametrize("shape", [IMAGE, (IMAGE,), (IMAGE, (12, 20, 3)), ((7,), (7,)), (IMAGE, IMAGE, IMAGE)])
+def test_what_is_no_pair_of_images(shape: Any) -> None:
+    with pytest.raises(ValueError, match=r"^teacher_cost: expected an environment that shows each state twice"):
+        TaughtAgent(AgentConfig(torso="small"), shape, ACTIONS)
+
+
+def test_what_is_no_choice() -> None:
+    with pytest.raises(ValueError, match=r"^teacher_cost: expected one choice of several actions"):
+        TaughtAgent(AgentConfig(torso="small"), (IMAGE, IMAGE), (Choice(2), Choice(3)))

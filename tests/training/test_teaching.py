@@ -1,0 +1,106 @@
+"""Runs with a teacher: where it comes from, what is evaluated, exact resumption, and what is refused."""
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from agent import Agent
+from learner.replica import StateDict
+from storage.metrics import read_metrics
+from storage.run import Run
+from tests.training.test_trainer import CONFIG, timeless, train
+from training.config import RunConfig, to_plain
+from training.evaluation import evaluate, load_trained_agent
+from training.trainer import Trainer
+
+ENV = "rooms:small,looks=train"
+TAUGHT: dict[str, Any] = {
+    "env": f"{ENV},own_view=True",
+    "learner": dataclasses.replace(CONFIG.learner, teacher_cost=1.0, teacher_cost_end=0.5),
+    "log_every": 1,
+}
+ON_CPU = dataclasses.replace(TAUGHT["learner"], device="cpu")
+
+
+def source_of(folder: Path) -> Trainer:
+    """A run to learn from."""
+    trainer = train(CONFIG, folder, 2)
+    Run(folder).write_config(to_plain(CONFIG))
+    return trainer
+
+
+def taught(folder: Path, source: Path, **changes: Any) -> Trainer:
+    """A new run, before its first update."""
+    trainer = Trainer(
+        dataclasses.replace(CONFIG, **{**TAUGHT, "from_run": str(source), **changes}), Run(folder), local=True
+    )
+    trainer.inherit()
+    folder.mkdir(parents=True, exist_ok=True)
+    trainer.run.write_config(to_plain(trainer.config))
+    return trainer
+
+
+def run(trainer: Trainer, updates: int) -> StateDict:
+    trainer.train(lambda _: None, lambda: trainer.learner.version == updates)
+    return trainer.learner.state_dict()
+
+
+def test_a_run_learns_from_a_teacher_and_is_resumed_exactly_without_its_run(tmp_path: Path) -> None:
+    source = source_of(tmp_path / "source")
+    expected = source.learner.weights()
+    trainer = taught(tmp_path / "whole", tmp_path / "source")
+    for prefix in ("", "teacher."):
+        assert all(torch.equal(trainer.learner.weights()[prefix + name], expected[name]) for name in expected)
+    whole = run(trainer, 3)
+    assert all("loss/teacher" in row and "loss/teacher_features" in row for row in read_metrics(tmp_path / "whole"))
+
+    first = taught(tmp_path / "parts", tmp_path / "source")
+    run(first, 1)
+    (tmp_path / "source").rename(tmp_path / "gone")
+    again = train(first.config, tmp_path / "parts", 2, resume=True)
+    assert str(again.learner.state_dict()) == str(whole)
+    assert timeless(tmp_path / "parts") == timeless(tmp_path / "whole")
+
+
+def test_it_plays_alone_and_other_runs_begin_with_it(tmp_path: Path) -> None:
+    """Without the teacher and its view; a run that begins with it may have a teacher or not."""
+    source_of(tmp_path / "source")
+    trainer = taught(tmp_path / "taught", tmp_path / "source")
+    run(trainer, 2)
+    weights = trainer.agent.alone().state_dict()
+    summary = evaluate(dataclasses.replace(trainer.config, eval_episodes=2), trainer.agent)
+    assert summary["episodes"] == 2
+
+    loaded = load_trained_agent(Run(tmp_path / "taught"))
+    assert type(loaded.agent) is Agent
+    assert loaded.env == ENV
+    assert all(torch.equal(loaded.agent.state_dict()[name], weight) for name, weight in weights.items())
+
+    alone = dataclasses.replace(CONFIG, env=ENV, from_run=str(tmp_path / "taught"))
+    for config, prefixes in ((alone, ("",)), (dataclasses.replace(alone, **TAUGHT), ("", "teacher."))):
+        other = Trainer(config, Run(""), local=True)
+        other.inherit()
+        begun = other.learner.weights()
+        assert len(begun) == len(prefixes) * len(weights)
+        assert all(torch.equal(begun[prefix + name], weights[name]) for prefix in prefixes for name in weights)
+
+
+def test_what_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"^from_run: expected the run that is the teacher, because of"):
+        dataclasses.replace(CONFIG, **TAUGHT)
+    source_of(tmp_path / "source")
+    for changes, words in (
+        ({"env": ENV}, r"^teacher_cost: expected an environment that shows each state twice, such as rooms:transfer"),
+        (
+            {"learner": CONFIG.learner},
+            r"^env: expected own_view=False without a teacher \(learner.teacher-cost\), got rooms:small",
+        ),
+        ({"resident": True, "learner": ON_CPU}, r"^RoomsConfig.own_view: expected False on a device, got True$"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            taught(tmp_path / "never", tmp_path / "source", **changes)
+    assert not (tmp_path / "never").exists()
+    assert RunConfig().learner.teacher_cost == 0
