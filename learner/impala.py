@@ -82,10 +82,9 @@ class BackwardPass(NamedTuple):
 class ImpalaLearner:
     """Trains an agent on trajectories with V-trace.
 
-    The loss is policy gradient + baseline_cost * baseline - entropy_cost * entropy + the agent's own losses, of which
-    those of a teacher are multiplied by teacher_cost. The
-    compression parameters receive gradients from their own loss only, which gives no gradient to other parameters;
-    therefore their gradients are clipped separately.
+    The loss is policy gradient + baseline_cost * baseline - entropy_cost * entropy + the agent's own losses; those of
+    a teacher are multiplied by teacher_cost. The compression parameters receive gradients from their own loss only,
+    which gives no gradient to other parameters; therefore their gradients are clipped separately.
 
     Args:
         agent: called as `agent(observation, last_action, last_reward, reset, state)`; has a `distribution` of

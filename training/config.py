@@ -196,9 +196,7 @@ class RunConfig(Checked):
 
     def _check_teacher(self) -> None:
         if self.learner.teacher_cost and self.from_run is None:
-            raise ValueError(
-                "from_run: expected the run that is the teacher, because of learner.teacher_cost, got none"
-            )
+            raise ValueError("from_run: expected the teacher's run, because of learner.teacher_cost, got none")
 
     @property
     def _segment(self) -> int:

@@ -5,7 +5,7 @@ from training.console import quantity
 
 
 def describe_jump(before: RunConfig, after: RunConfig, frames: int) -> str:
-    """Says how learning rate, entropy cost and the teacher's cost change when a run continues with another configuration.
+    """Says how learning rate and costs change when a run continues with another configuration.
 
     Returns:
         one line; empty if all are, after so many frames, what they would be with the configuration from before.

@@ -34,9 +34,8 @@ def source_of(folder: Path) -> Trainer:
 
 def taught(folder: Path, source: Path, **changes: Any) -> Trainer:
     """A new run, before its first update."""
-    trainer = Trainer(
-        dataclasses.replace(CONFIG, **{**TAUGHT, "from_run": str(source), **changes}), Run(folder), local=True
-    )
+    config = dataclasses.replace(CONFIG, **{**TAUGHT, "from_run": str(source), **changes})
+    trainer = Trainer(config, Run(folder), local=True)
     trainer.inherit()
     folder.mkdir(parents=True, exist_ok=True)
     trainer.run.write_config(to_plain(trainer.config))
@@ -89,14 +88,14 @@ def test_it_plays_alone_and_other_runs_begin_with_it(tmp_path: Path) -> None:
 
 
 def test_what_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"^from_run: expected the run that is the teacher, because of"):
+    with pytest.raises(ValueError, match=r"^from_run: expected the teacher's run, because of"):
         dataclasses.replace(CONFIG, **TAUGHT)
     source_of(tmp_path / "source")
     for changes, words in (
         ({"env": ENV}, r"^teacher_cost: expected an environment that shows each state twice, such as rooms:transfer"),
         (
             {"learner": CONFIG.learner},
-            r"^env: expected own_view=False without a teacher \(learner.teacher-cost\), got rooms:small",
+            r"^env: expected own_view=False without a teacher \(learner.teacher-cost\), got ",
         ),
         ({"resident": True, "learner": ON_CPU}, r"^RoomsConfig.own_view: expected False on a device, got True$"),
     ):
