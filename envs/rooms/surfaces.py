@@ -115,6 +115,30 @@ def _plates(x: Floats, y: Floats, rng: np.random.Generator) -> Floats:
     return shade
 
 
+def _blotches(x: Floats, y: Floats, rng: np.random.Generator) -> Floats:
+    """Areas of one shade each, bounded by the level lines of noise."""
+    steps = rng.integers(2, 6)
+    return np.floor(noise(x, y, rng, float(rng.choice([4.0, 8.0, 16.0])), 0.6) * steps * 0.999) / (steps - 1)
+
+
+def _strokes(x: Floats, y: Floats, rng: np.random.Generator) -> Floats:
+    """Straight strokes in any direction, of any length and shade."""
+    shade = np.full(x.shape, rng.random())
+    for _ in range(rng.integers(4, 20)):
+        px, py = rng.uniform(0, PERIOD, 2)
+        angle, reach, width = rng.uniform(0, np.pi), rng.uniform(4.0, 30.0), rng.uniform(1.0, 4.0)
+        dx, dy = (x - px + PERIOD / 2) % PERIOD - PERIOD / 2, (y - py + PERIOD / 2) % PERIOD - PERIOD / 2
+        along, across = dx * np.cos(angle) + dy * np.sin(angle), dy * np.cos(angle) - dx * np.sin(angle)
+        shade = np.where((np.abs(along) < reach) & (np.abs(across) < width), rng.random(), shade)
+    return shade
+
+
+def _gradient(x: Floats, y: Floats, rng: np.random.Generator) -> Floats:
+    """From one side to the other and back, over a tile or two."""
+    width = float(rng.choice([64.0, 128.0]))
+    return np.abs((y / width + rng.random()) % 1.0 * 2.0 - 1.0)
+
+
 def _checker(x: Floats, y: Floats, rng: np.random.Generator) -> Floats:
     width = _width(rng)
     return (np.floor(x / width) + np.floor(y / width)) % 2
@@ -149,7 +173,7 @@ def _cracks(x: Floats, y: Floats, rng: np.random.Generator) -> Floats:
 
 
 FAMILIES: dict[str, tuple[Pattern, ...]] = {
-    "train": (_plates, _flat, _noise, _bricks, _stripes, _waves, _hexagons),
+    "train": (_plates, _flat, _noise, _bricks, _stripes, _waves, _hexagons, _blotches, _strokes, _gradient),
     "choose": (_checker, _marble),
     "unseen": (_dots, _zigzag, _cracks),
 }
@@ -165,7 +189,7 @@ def surface(x: Floats, y: Floats, group: str, seed: int, rng: np.random.Generato
     """Colours [..., 3] in 0..255 at points in u: a pattern of a group, chosen in turn by the seed, in two colours.
 
     Its rows lie along x or along y. With noise of three colours, which stands for a photograph, where the pattern is
-    noise and chance wants it.
+    noise and chance wants it. In the group to train on, some surfaces are two patterns at once or have a colour more.
     """
     pattern = FAMILIES[group][seed % len(FAMILIES[group])]
     if rng.random() < 0.5:
@@ -173,7 +197,14 @@ def surface(x: Floats, y: Floats, group: str, seed: int, rng: np.random.Generato
     dark, light = colour(rng), colour(rng)
     # Many real surfaces have little contrast.
     light = dark + rng.uniform(0.15, 1.0) * (light - dark)
-    painted = dark + np.clip(pattern(x, y, rng), 0.0, 1.0)[..., None] * (light - dark)
+    shade = np.clip(pattern(x, y, rng), 0.0, 1.0)
+    if group == "train" and rng.random() < 0.4:
+        other = FAMILIES[group][rng.integers(len(FAMILIES[group]))]
+        share = rng.uniform(0.2, 0.8)
+        shade = share * shade + (1.0 - share) * np.clip(other(x, y, rng), 0.0, 1.0)
+    painted = dark + shade[..., None] * (light - dark)
+    if group == "train" and rng.random() < 0.4:
+        painted += np.clip(2.0 * shade - 1.0, 0.0, 1.0)[..., None] * (colour(rng) - painted)
     if pattern is _noise and rng.random() < 0.5:
         third = noise(x, y, rng, 4.0, 0.7)[..., None]
         painted += third * rng.uniform(0.2, 0.8) * (colour(rng) - painted)

@@ -20,7 +20,7 @@ TILE, TILE_ROWS = 64, 128
 #: radii above the floor. So the rim above the walls grows a little as one walks towards it.
 SKY_ROWS, SKY_COLUMNS, SKY_HEIGHT, SKY_RADIUS, SKY_CENTRE = 64, 512, 0.96, 3400.0, (400.0, -64.0)
 #: Numbers of random floors, walls and skies that an episode picks from.
-FLOORS, WALLS, SKIES = 28, 70, 24
+FLOORS, WALLS, SKIES = 56, 140, 48
 #: In the group "train" every so many-th of them is the level's own pattern in other colours.
 OWN_EVERY = 3
 #: Pillars, far behind the rim: azimuths in degrees from and to (left positive), height of the top, brightness. None
