@@ -133,6 +133,26 @@ def level(core: str = "compressive") -> RunConfig:
     )
 
 
+def transfer(core: str = "compressive") -> RunConfig:
+    """An agent for the real level: it sees random surfaces and light, and learns from `pretrained/level`, its teacher.
+
+    The teacher sees the level's own look of the same states, and so knows what to do. Reinforcement learning alone,
+    also from the teacher's weights, stays at chance here. The agent needs no stages, because it is shown the way; the
+    weight of the teacher's advice falls, so that the agent may become better than it.
+    """
+    config = level(core)
+    return dataclasses.replace(
+        config,
+        preset="transfer",
+        env="rooms:transfer,own_view=True",
+        stages=(),
+        from_run="pretrained/level",
+        frames=32_000_000,
+        learner=dataclasses.replace(config.learner, teacher_cost=3.0, teacher_cost_end=0.3),
+        actors=dataclasses.replace(config.actors, num_actors=1),
+    )
+
+
 def paper(core: str = "compressive") -> RunConfig:
     """Section 5.7 of the paper on DeepMind Lab; `docs/decisions.md` says what the paper leaves open."""
     sizes = {"model_size": 256, "num_layers": 4, "num_heads": 8, "mlp_size": 1024, "segment_size": 64}
@@ -267,6 +287,7 @@ PRESETS: dict[str, Callable[[str], RunConfig]] = {
     "cpu": cpu,
     "general": general,
     "level": level,
+    "transfer": transfer,
     "memory": memory,
     "paper": paper,
     "paper-recall": paper_recall,
