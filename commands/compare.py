@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
 from rich.console import Console
 
 from commands.options import CompareOptions
@@ -22,8 +23,9 @@ from storage.errors import UserError, user_errors
 from storage.run import Run
 from training import sweep
 from training.config import checkpoint_place, permissions
-from training.console import LiveLine, program, say, say_all
+from training.console import LiveLine, duration, program, say, say_all
 from training.signals import stop_on_signals
+from training.suites import SUITES
 
 
 def compare(options: CompareOptions, words: Sequence[str], command: str) -> None:
@@ -40,17 +42,15 @@ def compare(options: CompareOptions, words: Sequence[str], command: str) -> None
         _report(folder, runs, options.threshold, {}, command, console)
         return
     if options.resume:
-        folder = options.resume.absolute()
-        trials, command = sweep.read(folder, CONFIGS)
-        with user_errors():
-            for name, config in trials.items():
-                checkpoint_place(config, Run(folder / name), options.allow)
-                for env in getattr(config, "environments", ()):
-                    require_consent(env, options.allow)
+        folder, trials, command = _resume(options)
     else:
         trials = _plan(options, words)
-        folder = (options.folder or _folder(options.kind, trials)).absolute()
+        folder = (options.folder or _folder(options, trials)).absolute()
         command = sweep.begin(folder, trials, command)
+        if options.suite and not any((folder / name).exists() for name in trials):
+            with console.status("trying each task and each core"):
+                cost = _cost(trials, options)
+            say_all(console, {"cost": cost})
     failed = _train(folder, trials, options, console)
     finished, missing = [], {}
     for name, config in trials.items():
@@ -66,26 +66,44 @@ def compare(options: CompareOptions, words: Sequence[str], command: str) -> None
         sys.exit(1)
 
 
-def _folder(kind: str, trials: dict[str, Any]) -> Path:
-    """Where a new sweep goes, by the preset of its runs."""
+def _resume(options: CompareOptions) -> tuple[Path, dict[str, Any], str]:
+    """The folder of a sweep, its trials and the command that began it; what they name must be allowed."""
+    assert options.resume
+    folder = options.resume.absolute()
+    trials, command = sweep.read(folder, CONFIGS)
+    with user_errors():
+        for name, config in trials.items():
+            checkpoint_place(config, Run(folder / name), options.allow)
+            for env in getattr(config, "named_environments", ()):
+                require_consent(env, options.allow)
+    return folder, trials, command
+
+
+def _folder(options: CompareOptions, trials: dict[str, Any]) -> Path:
+    """Where a new sweep goes, by its suite or the preset of its runs."""
     preset = next(iter(trials.values())).preset
-    name = preset if kind == "launch" else f"{kind}-{preset}"
-    return Path(f"runs/compare-{name}")
+    name = preset if options.kind == "launch" else f"{options.kind}-{preset}"
+    return Path(f"runs/compare-{options.suite or name}")
 
 
 def _plan(options: CompareOptions, words: Sequence[str]) -> dict[str, Any]:
     """The configurations of a new sweep, by the trial's name. Raises a UserError for what would make trials fail."""
     kind = options.kind
-    trials = sweep.make_trials(
-        CONFIGS[kind],
-        lambda words: parse_train(kind, words).config,
-        options.preset,
-        options.cores,
-        options.rates,
-        options.seeds,
-        [(field, tuple(values)) for field, *values in options.vary],
-        words,
-    )
+
+    def make(words: Sequence[str]) -> dict[str, Any]:
+        return sweep.make_trials(
+            CONFIGS[kind],
+            lambda words: parse_train(kind, words).config,
+            options.preset or ("general" if options.suite else None),
+            options.cores,
+            options.rates,
+            options.seeds,
+            [(field, tuple(values)) for field, *values in options.vary],
+            words,
+            fewest=1 if options.suite else 2,
+        )
+
+    trials = sweep.make_suite(SUITES[options.suite], make, words) if options.suite else make(words)
     if kind != "launch" and options.remote_actors:
         raise UserError(f"--remote-actors: expected runs of agents, which have actors, got {kind}")
     for config in trials.values():
@@ -94,7 +112,8 @@ def _plan(options: CompareOptions, words: Sequence[str]) -> dict[str, Any]:
         if kind == "launch" and not options.remote_actors and config.actors.max_actors is not None:
             raise UserError(f"actors: expected one number without --remote-actors, got {config.actors.count}")
     if kind == "launch":
-        _try_agents(trials, local=not options.remote_actors)
+        if not options.suite:  # those of a suite are tried when its cost is measured
+            _try_agents(trials, local=not options.remote_actors)
     else:
         _try_data(trials)
     return trials
@@ -108,6 +127,32 @@ def _try_agents(trials: dict[str, Any], local: bool) -> None:
     for config in variants:
         with user_errors():
             Trainer(config, Run(""), local).inherit()
+
+
+def _cost(trials: dict[str, Any], options: CompareOptions) -> str:
+    """How long a suite will take, in words.
+
+    Measured are each task with one core, and each core on one task; the others follow, as if speeds were products.
+    """
+    from training.trainer import Trainer
+
+    torch.set_num_threads(max(1, int(options.cpus_per_trial)))
+    names = dict(zip(trials, sweep.label([*trials.values()])))
+    speeds = dict[tuple[str, str], float]()
+    first_env, first_name = next((trials[name].env, names[name]) for name in trials)
+    for trial, config in trials.items():
+        key = (config.env, names[trial])
+        if key not in speeds and (config.env == first_env or names[trial] == first_name):
+            with user_errors():
+                speeds[key] = Trainer(config, Run(""), local=True).try_out()
+    seconds = []
+    for trial, config in trials.items():
+        relative = speeds[config.env, first_name] / speeds[first_env, first_name]
+        seconds.append(config.frames / (relative * speeds[first_env, names[trial]]))
+    at_once = max(1, int((os.cpu_count() or 1) / options.cpus_per_trial))
+    where = f"{at_once} at a time on this machine, if nothing else runs here"
+    each = f"{duration(min(seconds))} to {duration(max(seconds))}"
+    return f"about {duration(sum(seconds) / at_once)} for {len(trials)} runs of {each} each, {where}"
 
 
 def _try_data(trials: dict[str, Any]) -> None:

@@ -18,13 +18,13 @@ from rich.console import Console
 from agent.encoders import parts_of
 from agent.precision import describe_precision
 from commands.options import LaunchOptions
-from envs import held_out, limit_calls, prepare, tasks
+from envs import limit_calls, prepare, tasks
 from reports.tables import evaluation_rows, print_evaluations
 from storage.errors import UserError, user_errors
 from storage.run import Run
 from training.config import core_name, permissions
 from training.console import LiveLine, counting, program, quantity, say, say_all, say_skipped
-from training.evaluation import evaluate, record, recording_title
+from training.evaluation import evaluate, record, recording_title, tested_on
 from training.factories import acting_device, interface, learning_device, unroll_bytes
 from training.presets import describe_preset
 from training.signals import stop_on_signals
@@ -44,8 +44,9 @@ def launch(options: LaunchOptions) -> None:
         if left_out := set(tasks(config.env)) - set(tasks(env)):
             say(console, f"left out, because they cannot be played here: {', '.join(sorted(left_out))}")
         config = dataclasses.replace(config, env=env)
-        for earlier in config.environments[:-1]:
-            prepare(earlier)
+        for other in config.named_environments:
+            if other != env:
+                prepare(other)
         trainer = Trainer(config, run, options.in_process)
         new = options.resume is None
         if new:
@@ -99,6 +100,7 @@ def _describe(options: LaunchOptions, trainer: Trainer, console: Console) -> Non
         **{f"stage {number}": stage for number, stage in enumerate(config.stages, 1)},
         "preset": describe_preset(config.preset),
         "environment": f"{config.env} ({parts}{observed}), {repeat}",
+        **({"evaluated in": config.eval_env} if config.eval_env else {}),
         "agent": f"{core_name(config)} core, {quantity(parameters)} parameters, {learning}",
         "actors": f"{actors} {where}",
         "precision": f"learning in {learning_in}, acting in {acting_in}",
@@ -148,7 +150,7 @@ def _finish(trainer: Trainer, seconds: float, console: Console) -> None:
 def evaluate_and_film(trainer: Trainer, console: Console) -> tuple[dict[str, Any], dict[str, str]]:
     """Evaluates a trained agent and films it: the evaluation's summary, and where video and page are."""
     config, run, shown = trainer.config, trainer.run, dict[str, str]()
-    count = config.eval_episodes * len(tasks(held_out(config.env)))
+    count = config.eval_episodes * len(tasks(tested_on(config)))
     with counting(console, "evaluating", count, "episodes") as progress:
         summary = evaluate(config, trainer.agent, progress)
     if config.video_episodes:

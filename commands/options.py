@@ -25,6 +25,7 @@ from sequences.speech.config import SpeechConfig, SpeechEvaluation, SpeechSampli
 from sequences.text.config import TextConfig, TextEvaluation, TextSampling
 from training.config import RunConfig, permissions
 from training.console import program
+from training.suites import SUITES
 
 
 @dataclass(frozen=True)
@@ -251,12 +252,16 @@ class CompareOptions(Checked):
       compressive compare --cores gru lstm --vary learner.discount 0.9 0.99 --frames 1000000 --seeds 0 1
       compressive compare --kind speech --cores compressive transformer-xl lstm wavenet --seeds 0     section 5.6
       compressive compare --kind text --cores compressive lstm --corpus folder --path ~/books
+      compressive compare --suite memory --cores compressive gru lru memoryless     one table of tasks and cores
       compressive compare --resume runs/compare-cpu                     resume the sweep in this folder
       compressive compare --from runs/A runs/B runs/C                   only compare finished runs
     """
 
     kind: Literal["launch", "text", "speech", "images"] = "launch"
     """Which command trains a run: launch (agents), or train of text, speech or images."""
+    suite: Annotated[str | None, tyro.conf.arg(metavar="NAME")] = None
+    """Train on every task of a suite, with the preset general unless another is named: memory, rewriting, horizon (the
+    diagnostic tasks), minigrid, popgym-easy or popgym (which need the extra envs). See docs/leaderboard.md."""
     preset: str | None = None
     """Where all other defaults come from; see --help of the command that trains. None: as that command chooses."""
     cores: Annotated[Words, tyro.conf.arg(metavar="CORE [CORE ...]")] = ()
@@ -269,7 +274,8 @@ class CompareOptions(Checked):
     seeds: Annotated[tuple[Count, ...], tyro.conf.arg(metavar="SEED [SEED ...]")] = (0, 1, 2)
     """A run of each variant with each of these seeds."""
     folder: NewFolder = None
-    """Where runs and the report go; by default runs/compare-PRESET (compare-KIND-PRESET), or runs/comparison."""
+    """Where runs and the report go; by default runs/compare-PRESET (compare-KIND-PRESET, compare-SUITE), or
+    runs/comparison."""
     resume: NewFolder = None
     """Resume the sweep in this folder."""
     runs: Annotated[tuple[Path, ...], tyro.conf.arg(name="from", metavar="DIR [DIR ...]")] = ()
@@ -294,7 +300,11 @@ class CompareOptions(Checked):
             raise ValueError("seeds: expected numbers, got none")
         if self.resume and (self.folder or self.runs):
             raise ValueError("--resume names a folder, and so do --folder and --from: give only one of them")
-        grid = ("kind", "preset", "cores", "rates", "vary", "seeds")
+        if self.suite is not None and self.suite not in SUITES:
+            raise ValueError(f"suite: expected one of {', '.join(SUITES)}, got {self.suite!r}")
+        if self.suite is not None and self.kind != "launch":
+            raise ValueError(f"suite: expected none with --kind {self.kind}: suites are tasks of agents")
+        grid = ("kind", "suite", "preset", "cores", "rates", "vary", "seeds")
         given = [f"--{name}" for name in grid if getattr(self, name) != getattr(CompareOptions, name)]
         if given and (self.resume or self.runs):
             raise ValueError(f"{self.source}, got {', '.join(given)}")

@@ -176,9 +176,10 @@ def parse_launch(words: Sequence[str]) -> LaunchOptions:
         typed = {word.partition("=")[0] for word in words}
         allowed = [options.allow, options.env if "--env" in typed else None]
         allowed += options.environments[:-1] if "--stages" in typed else ()
+        allowed += [options.eval_env] if "--eval-env" in typed else ()
         url = options.checkpoint_url if "--checkpoint-url" in typed else options.resume
         with user_errors():
-            for env in options.environments:
+            for env in options.named_environments:
                 require_consent(env, *allowed)
             checkpoint_place(options, Run(options.resume), options.allow, url)
     return options

@@ -164,8 +164,9 @@ def read_run(path: Path, allow: str | None = None, live: bool = False) -> Finish
         kind, _ = run.read_kind()
         config = read_config(run, CONFIGS[kind])
         if kind == "launch":
-            data = config.env
-            require_consent(data, allow)
+            data = config.eval_env or config.env
+            for env in {config.env, data}:
+                require_consent(env, allow)
         elif kind in ("speech", "images"):
             plain = read_json(run.corpus_file)
             require_schema(plain, {"name": str, "digest": str}, str(run.corpus_file))

@@ -114,6 +114,9 @@ class RunConfig(Checked):
     other small tasks.
     Its fields are changed behind the name, as in rooms:full,hud=False. Several, joined by commas, are tasks that the
     actors share; dmlab:dmlab30 is the thirty of DMLab-30."""
+    eval_env: str | None = None
+    """Environment in which the agent is evaluated and filmed, with the same observations and actions, such as a longer
+    task than that of the training; none: that of the training, and in DeepMind Lab its test levels."""
     stages: tuple[str, ...] = ()
     """Environments to learn before --env, in this order, each with the condition that ends it, as in 'rooms:small until
     correct 0.9': correct SHARE (of choices) or return SCORE, over the last 200 episodes, or frames NUMBER; several are
@@ -281,6 +284,11 @@ class RunConfig(Checked):
         """The environments of all stages; the last is `env`."""
         return (*(read_stage(stage).env for stage in self.stages), self.env)
 
+    @property
+    def named_environments(self) -> tuple[str, ...]:
+        """All environments that the run makes; their code may be another person's."""
+        return self.environments + ((self.eval_env,) if self.eval_env else ())
+
     def located(self, absolute: Callable[[str], str]) -> Self:
         """The same with an absolute path of the run to start from."""
         # A run is resumed from any working directory.
@@ -392,7 +400,7 @@ def permissions(*configs: Configuration) -> str:
     code: dict[str, None] = {}  # in order, each name once
     urls: dict[str, None] = {}
     for config in configs:
-        for env in getattr(config, "environments", ()):
+        for env in getattr(config, "named_environments", ()):
             code |= dict.fromkeys(foreign_code(env))
         if url := getattr(config, "checkpoint_url", None):
             urls[url] = None

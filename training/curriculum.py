@@ -241,7 +241,7 @@ def inherit(config: RunConfig, agent: Agent, allow: str | None = None) -> RunCon
         raise ValueError(f"{name}: expected {expected} as in {source}, got {got}")
 
     # It may be another person's, so that its environments and its URL need a permission.
-    require_consent(other.env, allow, *config.environments)
+    require_consent(other.env, allow, *config.named_environments)
     place = checkpoint_place(other, source, allow)
     require_interface(untaught(config.env), untaught(other.env))
     checkpoint = load_weights(agent.begin_with, place, source.config_file)

@@ -51,6 +51,11 @@ class TrainedAgent(NamedTuple):
     checkpoint: Checkpoint
 
 
+def tested_on(config: RunConfig) -> str:
+    """The environment in which a run is evaluated."""
+    return held_out(config.eval_env or config.env)
+
+
 def load_trained_agent(
     run: Run,
     allow: str | None = None,
@@ -70,13 +75,15 @@ def load_trained_agent(
     """
     # Another person's run runs no code and reads no URL without permission.
     config: RunConfig = read_config(run)
-    require_consent(config.env, allow, env)
+    for named in (config.env, config.eval_env):
+        if named:
+            require_consent(named, allow, env)
     place = checkpoint_place(config, run, allow)
     config = dataclasses.replace(config, actors=limits(config.actors))
     limit_calls(config.actors.step_seconds)
     # The environment may be another than that of the training, if observations and actions are the same. The level is
     # shown as the agent knows it.
-    env = with_view(env, config.env) if env else held_out(config.env)
+    env = with_view(env, config.env) if env else tested_on(config)
     prepare(env)
     require_interface(env, like=untaught(config.env))
     agent = make_agent(config)
@@ -121,7 +128,7 @@ def play(
     def make(task: str) -> Actor:
         return make_evaluator(config, agent, rows, seed, sample, task, film=False)
 
-    return _play(make, env or held_out(config.env), episodes, config.actors.max_episode_steps, progress)
+    return _play(make, env or tested_on(config), episodes, config.actors.max_episode_steps, progress)
 
 
 def evaluate(config: RunConfig, agent: Agent, progress: Callable[[int], None] = lambda done: None) -> Json:
@@ -129,7 +136,7 @@ def evaluate(config: RunConfig, agent: Agent, progress: Callable[[int], None] = 
     # The agent goes on learning where it is. A copy is not compiled, so that other shapes cost nothing.
     copied = agent.alone().to("cpu")
     episodes = play(config, copied, config.eval_episodes, progress=progress)
-    return summarize(episodes, held_out(config.env))
+    return summarize(episodes, tested_on(config))
 
 
 def play_script(
@@ -178,7 +185,7 @@ def record(
     An environment whose observations are no images is asked to draw itself. `in_detail` is that of
     `record_episodes`.
     """
-    shown = tasks(env or held_out(config.env))[0]
+    shown = tasks(env or tested_on(config))[0]
     # People see nothing in a vector.
     has_images = len(interface(shown).observation_shape) == 3
     if not has_images:

@@ -25,18 +25,21 @@ from storage.run import Run
 from training.config import Config, Configuration, RunConfig, by_full_name, from_plain, to_plain
 from training.console import LiveLine, duration, quantity, say
 from training.signals import StopRequest
+from training.suites import Task
 
 FILE = "sweep.json"
 STOP = ".stop"
 """File in the sweep's folder: trials write a checkpoint and end as soon as it exists."""
 OWN = ("--core", "--seed", "--run", "--resume", "--local", "--ray-address", "--threads", "--checkpoint-url")
 """Options of training commands that a sweep decides itself."""
-DATA = {"env", "corpus", "path", "corpus.path"}
+DATA = {"env", "eval_env", "corpus", "path", "corpus.path"}
 """Fields that say what is learned; variants are compared on equal data."""
 IGNORED = {"kind", "preset", "seed", "log_every", "checkpoint_seconds", "keep_checkpoints", "checkpoint_url"}
 IGNORED |= {"eval_episodes", "video_episodes", "actors.step_seconds", "actors.max_episode_steps"}
 IGNORED |= {"evaluate_every", "evaluate_tokens", "sample_seconds", "samples", *DATA}
 """Fields that do not make another variant."""
+OF_DATA = {"frames"}
+"""Fields that make another variant only if they differ on the same data: a task of a suite has frames of its own."""
 SHORT = {"compression_rate": "rate", "compression": "", "compression_loss": "loss"}
 """Names of fields in labels, where they differ from the field's own."""
 DEATHS = 2
@@ -61,6 +64,7 @@ def make_trials(
     seeds: Sequence[int],
     vary: Sequence[Axis],
     options: Sequence[str],
+    fewest: int = 2,
 ) -> dict[str, Config]:
     """The configurations of a grid by the trial's name, seeds outermost: all variants have one run before any has two.
 
@@ -72,9 +76,10 @@ def make_trials(
         rates: compression rates of the compressive core; none for the preset's.
         vary: other fields with their values; a field that only some cores have is varied for those alone.
         options: other words of the command that trains; those of one core hold for that alone.
+        fewest: variants that there have to be.
 
     Raises:
-        UserError: if a name or value is impossible, or nothing differs.
+        UserError: if a name or value is impossible, or there are fewer variants.
     """
     # Rates ask for the compressive core; without any, it is the only one.
     _require_grid(kind, cores, rates, seeds, vary, options)
@@ -100,7 +105,7 @@ def make_trials(
         for chosen in itertools.product(*choices):
             variant = parse([*words, *chosen])
             variants.append(variant)
-    if len(variants) < 2:
+    if len(variants) < fewest:
         raise UserError("expected something to compare: several --cores or --rates, or --vary FIELD VALUE VALUE")
 
     # Names say in what the variants differ, and what they learn from if that differs.
@@ -109,6 +114,33 @@ def make_trials(
     if len(set(data)) > 1:
         titles = [f"{title}-{learned_from}" for title, learned_from in zip(titles, data)]
     return _with_seeds(titles, variants, seeds)
+
+
+def make_suite(
+    tasks: Sequence[Task],
+    make: Callable[[list[str]], dict[str, Config]],
+    options: Sequence[str],
+) -> dict[str, Config]:
+    """The configurations of a suite by the trial's name, seeds outermost, then tasks: all have one run before any two.
+
+    Args:
+        make: the trials of one task, as `make_trials` makes them, from words of the command that trains.
+        options: other words for all tasks, which take the place of a task's own.
+
+    Raises:
+        UserError: as `make_trials` does, and if the options name an environment.
+    """
+    for word in options:
+        option, _, _ = word.partition("=")
+        if option.replace("_", "-") in ("--env", "--eval-env", "--stages"):
+            raise UserError(f"{word}: expected options that hold for all tasks of the suite, which decides this one")
+    trials = {}
+    for task in tasks:
+        title = re.sub(r"[^a-z0-9.]+", "-", task.name.lower())
+        for name, config in make([*task.words, *options]).items():
+            trials[f"{title}-{name}"] = config
+    by_seed = sorted(trials.items(), key=lambda trial: trial[1].seed)
+    return dict(by_seed)
 
 
 def _with_seeds(titles: Sequence[str], variants: Sequence[Config], seeds: Sequence[int]) -> dict[str, Config]:
@@ -202,6 +234,7 @@ def label(configs: Sequence[Configuration]) -> list[str]:
     """
     core = configs[0].core_field
     name_field = f"{core}.name"
+    data = [_data(config) for config in configs]
     fields = []
     for config in configs:
         own = by_full_name(to_plain(config))
@@ -211,9 +244,10 @@ def label(configs: Sequence[Configuration]) -> list[str]:
         fields.append(own)
 
     labels = []
-    for own in fields:
+    for own, learned_from in zip(fields, data):
         own_core = own[name_field]
         of_own_core = [other for other in fields if other[name_field] == own_core]
+        on_same_data = [other for other, theirs in zip(fields, data) if theirs == learned_from]
         parts = []
         for name, value in own.items():
             if name in IGNORED:
@@ -223,6 +257,8 @@ def label(configs: Sequence[Configuration]) -> list[str]:
             rivals = fields
             if name.startswith(f"{core}."):
                 rivals = of_own_core
+            elif name in OF_DATA:
+                rivals = on_same_data
             differs = any(other.get(name) != value for other in rivals)
             if differs:
                 parts.append(_difference(name, value))

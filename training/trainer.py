@@ -19,7 +19,7 @@ import torch
 from actors import ClusterError
 from actors.config import pairs
 from agent.core import concatenate_states, index_state
-from envs import limit_calls, prepare
+from envs import limit_calls, prepare, untaught
 from learner.diagnostics import attention_mass
 from learner.errors import BatchLost, NotFinite
 from learner.learner import Learner, split
@@ -34,7 +34,14 @@ from training.config import RunConfig, from_plain
 from training.console import quantity
 from training.curriculum import EPISODE, Curriculum, inherit
 from training.evaluation import as_metrics, evaluate
-from training.factories import make_agent, make_learner, make_replay, make_replica, resolve_precisions
+from training.factories import (
+    make_agent,
+    make_learner,
+    make_replay,
+    make_replica,
+    require_interface,
+    resolve_precisions,
+)
 from training.feeds import Batch, Feed, make_feed
 from training.loop import Training
 from training.progress import Progress
@@ -85,6 +92,8 @@ class Trainer(Training):
         if local and config.actors.gpus and not torch.cuda.is_available():
             raise ValueError(f"gpus: expected 0 for actors in this process, which has no GPU, got {config.actors.gpus}")
         require_resident(config)
+        if config.eval_env:
+            require_interface(config.eval_env, untaught(config.env))
         config = resolve_precisions(config)
         self.curriculum = Curriculum(config)
 
@@ -194,6 +203,19 @@ class Trainer(Training):
         self.updater.follow()
         with self.clock.paused():
             return as_metrics(evaluate(self.config, self.agent))
+
+    def try_out(self, batches: int = 4) -> float:
+        """Frames a second, measured on a few batches. Nothing is written; this trainer cannot be used afterwards."""
+        self.check = lambda: None
+        with ExitStack() as stack:
+            self.start(stack)
+            for _ in range(batches):
+                self.update()  # what is compiled or filled first is not what most of the time goes into
+            begin = time.perf_counter()
+            before = self.frames
+            for _ in range(batches):
+                self.update()
+            return (self.frames - before) / (time.perf_counter() - begin)
 
     # Actors and stages.
 
@@ -399,7 +421,7 @@ def train_agent(
         patience: seconds to wait for another process to leave the folder.
     """
     limit_calls(config.actors.step_seconds)
-    for env in config.environments:
+    for env in config.named_environments:
         prepare(env)
     new = not run.has_checkpoints
     trainer = Trainer(config, run, local)

@@ -1,0 +1,97 @@
+"""Suites: tasks on which memories are compared together, each with the frames that it is learned for.
+
+A suite is a list of tasks. `compressive compare --suite NAME` trains every core on every task. All runs have the preset
+`general`, so that nothing is chosen for a task or a core.
+"""
+
+from typing import NamedTuple
+
+
+class Task(NamedTuple):
+    """A task of a suite.
+
+    name: in tables and in the names of folders.
+    env: where agents are trained.
+    frames: for how long.
+    eval_env: where they are evaluated, if not there.
+    """
+
+    name: str
+    env: str
+    frames: int
+    eval_env: str | None = None
+
+    @property
+    def words(self) -> list[str]:
+        """The options of `compressive launch` that ask for it."""
+        words = ["--env", self.env, "--frames", str(self.frames)]
+        if self.eval_env:
+            words += ["--eval-env", self.eval_env]
+        return words
+
+
+def _diagnostic(spec: str, frames: int) -> Task:
+    return Task(spec, f"diagnostic:{spec}", frames)
+
+
+def _popgym(name: str, level: str, frames: int) -> Task:
+    return Task(f"{name}{level}", f"gym:popgym-{name}{level}-v0", frames)
+
+
+def _horizon(task: str, length: str, trained: int, tested: int, frames: int) -> Task:
+    env = f"diagnostic:{task},{length}="
+    return Task(f"{task} {trained} to {tested}", f"{env}{trained}", frames, f"{env}{tested}")
+
+
+POPGYM = (
+    "Autoencode",
+    "Battleship",
+    "Concentration",
+    "CountRecall",
+    "HigherLower",
+    "MineSweeper",
+    "MultiarmedBandit",
+    "NoisyPositionOnlyCartPole",
+    "NoisyPositionOnlyPendulum",
+    "PositionOnlyCartPole",
+    "PositionOnlyPendulum",
+    "RepeatFirst",
+    "RepeatPrevious",
+    "VelocityOnlyCartpole",
+)
+"""Tasks of POPGym that its release 1.0.7 registers by itself; its two labyrinths need the package mazelib."""
+
+SUITES: dict[str, tuple[Task, ...]] = {
+    "memory": (
+        _diagnostic("recall,delay=50", 200_000),
+        _diagnostic("passive-tmaze,length=50", 300_000),
+        _diagnostic("visual-match,delay=50", 300_000),
+        _diagnostic("key-to-door,delay=50", 300_000),
+        _diagnostic("repeat-previous,delay=8", 300_000),
+        _diagnostic("association", 500_000),
+        _diagnostic("endless-tmaze", 500_000),
+    ),
+    "rewriting": (
+        _diagnostic("association", 500_000),
+        _diagnostic("endless-tmaze", 500_000),
+        _diagnostic("endless-tmaze,uniform=True", 1_000_000),
+        _diagnostic("color-cubes", 1_000_000),
+        _diagnostic("color-cubes,extreme=True", 1_000_000),
+    ),
+    "horizon": (
+        _horizon("recall", "delay", 160, 10_000, 1_000_000),
+        _horizon("passive-tmaze", "length", 160, 10_000, 1_000_000),
+    ),
+    "minigrid": tuple(
+        Task(
+            f"Memory{size}",
+            f"gym:MiniGrid-Memory{size}-v0,max_episode_steps=96",
+            500_000,
+            f"gym:MiniGrid-Memory{size}-v0",
+        )
+        for size in ("S7", "S9", "S11", "S13")
+    ),
+    "popgym-easy": tuple(_popgym(name, "Easy", 1_000_000) for name in POPGYM),
+    "popgym": tuple(_popgym(name, level, 2_000_000) for level in ("Easy", "Medium", "Hard") for name in POPGYM),
+}
+"""By name. Frames are for a desk: a task takes a core some minutes; `--frames` changes them for all tasks."""
