@@ -6,6 +6,7 @@ import os
 import shlex
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,8 @@ from commands.parsing import parse_train
 from envs import require_consent
 from reports.comparison import FinishedRun, read_run, require_equal_data, text_name
 from reports.comparison import compare as compare_runs
-from reports.comparison_page import print_scores, write_reports
+from reports.comparison_page import cell_text, print_scores, write_reports
+from reports.tables import print_table
 from sequences.kinds import CONFIGS
 from storage.errors import UserError, user_errors
 from storage.run import Run
@@ -51,7 +53,10 @@ def compare(options: CompareOptions, words: Sequence[str], command: str) -> None
             with console.status("trying each task and each core"):
                 cost = _cost(trials, options)
             say_all(console, {"cost": cost})
-    failed = _train(folder, trials, options, console)
+    try:
+        failed = _train(folder, trials, options, console)
+    finally:  # also of what there is when it was stopped
+        _scoreboard(folder, trials, command, console)
     finished, missing = [], {}
     for name, config in trials.items():
         try:
@@ -215,6 +220,25 @@ def _train_run(config: Any, run: Run, local: bool, **options: Any) -> Any:
         return evaluate_and_film(trainer, Console(quiet=True))[0]
 
     return agents.train_agent(config, run, local=local, evaluate=evaluate, **options)
+
+
+def _scoreboard(folder: Path, trials: dict[str, Any], command: str, console: Console) -> None:
+    """Writes and prints one table of the tasks and variants of agents, unless there is one task alone."""
+    from reports import scoreboard
+
+    if len({getattr(config, "env", None) for config in trials.values()}) < 2:
+        return
+    runs = []
+    for name, config in trials.items():
+        with suppress(UserError):  # not begun, or no episode has ended
+            runs.append(read_run(folder / name, ",".join(config.named_environments), live=True))
+    if not runs:
+        return
+    board = scoreboard.scoreboard(runs)
+    page = scoreboard.write_scoreboard(folder, board, command)
+    for table in (scoreboard.as_table(board), scoreboard.costs_table(board)):
+        print_table(console, table["head"], [list(map(cell_text, row)) for row in table["rows"]], 1)
+    say_all(console, {"scoreboard": str(page)})
 
 
 def _report(

@@ -225,10 +225,16 @@ def print_scores(console: Console, comparison: Comparison) -> None:
     """Prints the final scores: the variants' table of the page up to the speed; of what, if other data are apart."""
     found = variant_table(comparison)
     count = found["head"].index(f"{comparison.kind.speed}/s") + 1
-    rows = [[cell if isinstance(cell, dict) else {"text": str(cell)} for cell in row[:count]] for row in found["rows"]]
-    texts = [[f"{cell['text']}  {cell.get('small', '')}".rstrip() for cell in row] for row in rows]
+    texts = [[cell_text(cell) for cell in row[:count]] for row in found["rows"]]
     where = f", {', '.join(comparison.data)}" if comparison.apart else ""
     print_table(console, found["head"][:count], texts, 1, comparison.scale.text + where)
+
+
+def cell_text(cell: Any) -> str:
+    """A cell of a table of a page, as one text."""
+    if not isinstance(cell, dict):
+        return str(cell)
+    return f"{cell['text']}  {cell.get('small', '')}".rstrip()
 
 
 def verdict(comparison: Comparison) -> str:

@@ -1,0 +1,244 @@
+"""One table of tasks and variants: what each agent reaches on each task, and what it costs.
+
+It also shows runs that are not finished, by the last scores of their training, so that a suite that takes days can be
+looked at on the way. `scoreboard` computes, `as_table` and `costs_table` are for pages, `as_files` for other programs.
+"""
+
+import json
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from reports.comparison import Estimate, FinishedRun, estimate, memory_bytes
+from reports.comparison_page import FOLDER, cell_text, interval, significant, to_csv
+from reports.pages import write_page
+from reports.statistics import interquartile_mean, mean
+from storage.files import replacing
+from training.config import RunConfig
+from training.console import quantity
+from training.factories import interface, make_agent
+from training.sweep import label
+
+NORMALISED = ("human_normalised", "oracle_normalised")
+ROWS, STEPS = 16, 20
+"""Environments that act together, and steps, when the time of acting is measured."""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A variant on a task.
+
+    score: mean return, over runs; its interval is over these, or over the episodes of a single run's evaluation.
+    normalised: the means of runs in percent of the best known score, where that is known.
+    runs: how many there are. finished: how many of them were evaluated; of others the last return of training counts.
+    share: of the training of all of them, how much is over.
+    best: whether it is better than all others on its task, as far as intervals tell.
+    """
+
+    score: Estimate
+    normalised: tuple[float, ...]
+    runs: int
+    finished: int
+    share: float
+    best: bool = False
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What a variant costs: steps a second when learning (median over its runs) and when acting, on one core, and the
+    bytes that it remembers of an environment."""
+
+    learning: float
+    acting: float
+    state: int
+
+
+@dataclass(frozen=True)
+class Scoreboard:
+    """Cells by task and variant, costs and overall scores by variant.
+
+    overall: interquartile means, in percent of the best known scores, with 95 % intervals over tasks and runs; of
+        the variants that have runs on all tasks whose best scores are known.
+    """
+
+    tasks: list[str]
+    variants: list[str]
+    cells: dict[tuple[str, str], Cell]
+    overall: dict[str, Estimate]
+    costs: dict[str, Cost]
+
+
+def scoreboard(runs: Sequence[FinishedRun]) -> Scoreboard:
+    """The table of agents' runs, which may be unfinished (`read_run(live=True)`)."""
+    runs = [replace(run, variant=name) for run, name in zip(runs, label([run.config for run in runs]))]
+    tasks = list(dict.fromkeys(run.data for run in runs))
+    variants = list(dict.fromkeys(run.variant for run in runs))
+    cells = {}
+    for task in tasks:
+        found = {}
+        for variant in variants:
+            own = [run for run in runs if (run.data, run.variant) == (task, variant)]
+            if own:
+                found[variant] = _cell(own)
+        for variant, cell in found.items():
+            others = [other.score for name, other in found.items() if name != variant]
+            cells[task, variant] = replace(cell, best=_is_best(cell.score, others))
+
+    overall = {}
+    known = [task for task in tasks if any(cells[task, name].normalised for name in variants if (task, name) in cells)]
+    for variant in variants:
+        scores = [np.array(cells[task, variant].normalised) for task in known if (task, variant) in cells]
+        if len(known) > 1 and len(scores) == len(known) and all(len(of_task) for of_task in scores):
+            overall[variant] = estimate(interquartile_mean, scores)
+    costs = {variant: _cost([run for run in runs if run.variant == variant]) for variant in variants}
+    return Scoreboard(tasks, variants, cells, overall, costs)
+
+
+def _cell(runs: Sequence[FinishedRun]) -> Cell:
+    scores = np.array([run.summary["return.mean"] for run in runs])
+    score = estimate(mean, [scores])
+    if len(runs) == 1:
+        ends = (float(runs[0].summary.get(f"return.{end}", math.nan)) for end in ("low", "high"))
+        score = Estimate(score.value, *ends)
+    scales = [scale for scale in NORMALISED if all(scale in run.summary for run in runs)]
+    normalised = tuple(float(run.summary[scales[0]]) for run in runs) if scales else ()
+    shares = []
+    for run in runs:
+        counter, total = run.config.goal
+        shares.append(min(1.0, run.rows[-1].get(counter, 0) / total))
+    finished = sum("episodes" in run.summary for run in runs)
+    return Cell(score, normalised, len(runs), finished, float(np.mean(shares)))
+
+
+def _is_best(score: Estimate, others: Sequence[Estimate]) -> bool:
+    """Whether a score's interval is above those of all others, which have some."""
+    return bool(others) and all(score.low > other.high for other in others)
+
+
+def _cost(runs: Sequence[FinishedRun]) -> Cost:
+    config = runs[0].config
+    learning = float(np.median([run.speed for run in runs]))
+    return Cost(learning, acting_speed(config), memory_bytes(config))
+
+
+def acting_speed(config: RunConfig) -> float:
+    """Steps a second when acting: of a run's network alone, on one core, 16 rows at a time."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        with torch.random.fork_rng([]), torch.no_grad():
+            agent = make_agent(config).eval()
+            shape = interface(config.env).observation_shape
+            parts = shape if isinstance(shape[0], tuple) else (shape,)
+            seen = tuple(torch.zeros(ROWS, 1, *part, dtype=torch.uint8 if len(part) == 3 else None) for part in parts)
+            observation = seen if isinstance(shape[0], tuple) else seen[0]
+            action = agent.distribution.none(ROWS)[:, None]
+            reset = torch.zeros(ROWS, 1, dtype=torch.bool)
+            state = agent.with_cache(agent.initial_state(ROWS))
+            times = []
+            for _ in range(2 * STEPS):
+                begin = time.perf_counter()
+                state = agent(observation, action, torch.zeros(ROWS, 1), reset, state).state
+                times.append(time.perf_counter() - begin)
+        return ROWS / float(np.median(times[STEPS:]))
+    finally:
+        torch.set_num_threads(threads)
+
+
+def write_scoreboard(folder: Path, board: Scoreboard, command: str) -> Path:
+    """Writes the page `scoreboard.html` and, in the folder `report` beside it, the files; returns the page's path."""
+    beside = folder / FOLDER
+    beside.mkdir(parents=True, exist_ok=True)
+    for name, content in as_files(board).items():
+        with replacing(beside / name) as temporary:
+            temporary.write_bytes(content)
+    finished, runs = (sum(getattr(cell, name) for cell in board.cells.values()) for name in ("finished", "runs"))
+    data = {
+        "title": f"{len(board.tasks)} tasks, {len(board.variants)} variants",
+        "about": f"{finished} of {runs} runs are finished",
+        "scores": as_table(board),
+        "costs": costs_table(board),
+        "command": command,
+    }
+    return write_page(folder / "scoreboard.html", "scoreboard", data)
+
+
+def as_table(board: Scoreboard) -> dict[str, Any]:
+    """The scores, as `data_table` of `macros.html` reads them: a row a task, a column a variant."""
+    rows: list[list[Any]] = []
+    for task in board.tasks:
+        row: list[Any] = [task]
+        for variant in board.variants:
+            cell = board.cells.get((task, variant))
+            row.append("-" if cell is None else _shown(cell))
+        rows.append(row)
+    if board.overall:
+        last: list[Any] = ["interquartile mean, % of the best known"]
+        for variant in board.variants:
+            score = board.overall.get(variant)
+            last.append("-" if score is None else {"text": f"{score.value:.1f}", "small": interval(score)})
+        rows.append(last)
+    return {"head": ["task", *board.variants], "rows": rows}
+
+
+def _shown(cell: Cell) -> dict[str, Any]:
+    small = interval(cell.score)
+    if cell.finished < cell.runs:
+        small = f"{small} {100 * cell.share:.0f} % trained".strip()
+    return {"text": significant(cell.score.value), "small": small, "best": cell.best}
+
+
+def costs_table(board: Scoreboard) -> dict[str, Any]:
+    """The costs, in the same form."""
+    rows = [
+        [name, quantity(cost.learning), quantity(cost.acting), f"{cost.state / 1024:.1f} KiB"]
+        for name, cost in board.costs.items()
+    ]
+    return {"head": ["variant", "learning, steps/s", "acting, steps/s", "state"], "rows": rows}
+
+
+def as_files(board: Scoreboard) -> dict[str, bytes]:
+    """The table for people (Markdown) and for programs (CSV and JSON), by file name."""
+    rows = []
+    for (task, variant), cell in board.cells.items():
+        cost = board.costs[variant]
+        rows.append(
+            {
+                "task": task,
+                "variant": variant,
+                "return": cell.score.value,
+                "low": cell.score.low,
+                "high": cell.score.high,
+                "normalised": float(np.mean(cell.normalised)) if cell.normalised else math.nan,
+                "runs": cell.runs,
+                "finished": cell.finished,
+                "trained_share": cell.share,
+                "learning_steps_per_second": cost.learning,
+                "acting_steps_per_second": cost.acting,
+                "state_bytes": cost.state,
+            }
+        )
+    plain = [{name: None if value != value else value for name, value in row.items()} for row in rows]
+    return {
+        "scoreboard.csv": to_csv(rows).encode(),
+        "scoreboard.json": (json.dumps(plain, indent=1) + "\n").encode(),
+        "scoreboard.md": "\n\n".join(map(_markdown, (as_table(board), costs_table(board)))).encode() + b"\n",
+    }
+
+
+def _markdown(table: dict[str, Any]) -> str:
+    """A table of `as_table` as Markdown, the best in bold."""
+
+    def text(cell: Any) -> str:
+        if isinstance(cell, dict) and cell.get("best"):
+            cell = {**cell, "text": f"**{cell['text']}**"}
+        return cell_text(cell).replace("  ", " ")
+
+    lines = [table["head"], ["---"] * len(table["head"]), *(list(map(text, row)) for row in table["rows"])]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
