@@ -1,0 +1,156 @@
+"""`compare --suite`: what a suite trains, the table of tasks and cores, and a small suite on Ray."""
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import envs
+from commands.parsing import parse_train
+from reports.comparison import Estimate, read_run
+from reports.scoreboard import acting_speed, as_files, as_table, scoreboard, write_scoreboard
+from storage.errors import UserError
+from tests.commands.cli import Commands
+from tests.commands.test_compare import table, write_run
+from training.config import RunConfig, core_name, to_plain
+from training.presets import make_preset
+from training.suites import SUITES, Task
+from training.sweep import label, make_suite, make_trials
+
+SHORT, LONG, OPEN = "diagnostic:recall,delay=3", "diagnostic:recall,delay=9", "diagnostic:color-cubes"
+
+
+def suite_of(tasks: tuple[Task, ...], *options: str, cores: tuple[str, ...] = ("gru", "lstm")) -> dict[str, RunConfig]:
+    def make(words: list[str]) -> dict[str, RunConfig]:
+        parse = lambda words: parse_train("launch", words).config  # noqa: E731
+        return make_trials(RunConfig, parse, "general", cores, (), (0, 1), (), words, fewest=1)
+
+    return make_suite(tasks, make, options)
+
+
+def test_a_suite_trains_every_core_on_every_task_one_seed_after_the_other() -> None:
+    tasks = (Task("recall,delay=3", SHORT, 2000), Task("far", SHORT, 3000, LONG))
+    trials = suite_of(tasks)
+    names = ["recall-delay-3-gru", "recall-delay-3-lstm", "far-gru", "far-lstm"]
+    assert list(trials) == [f"{name}-seed-{seed}" for seed in (0, 1) for name in names]
+    far = trials["far-lstm-seed-1"]
+    assert (far.preset, far.env, far.eval_env, far.frames, far.seed) == ("general", SHORT, LONG, 3000, 1)
+    assert core_name(far) == "lstm"
+    assert label([*trials.values()])[:4] == ["gru", "lstm", "gru", "lstm"], "frames are those of the task"
+    assert {config.frames for config in suite_of(tasks, "--frames", "500").values()} == {500}
+    assert len(suite_of(tasks, cores=("gru",))) == 4, "one core is enough"
+    with pytest.raises(UserError, match=r"^--env: expected options that hold for all tasks of the suite"):
+        suite_of(tasks, "--env", LONG)
+
+
+@pytest.mark.parametrize("name", SUITES)
+def test_the_suites(name: str) -> None:
+    """Names are unique, and an agent can be tested where it is to be. (Tasks of other packages are not made.)"""
+    tasks = SUITES[name]
+    assert len({task.name for task in tasks}) == len(tasks)
+    for task in tasks:
+        config = parse_train("launch", task.words).config
+        assert (config.env, config.frames, config.eval_env) == (task.env, task.frames, task.eval_env)
+        if task.env.startswith("diagnostic:"):
+            spaces = [
+                envs.make_vector(env, 1).single_observation_space for env in (task.env, task.eval_env or task.env)
+            ]
+            assert spaces[0] == spaces[1]
+
+
+def test_bad_input_is_one_clear_line(cli: Commands) -> None:
+    cli.refuse("compare", "--suite", "all", words="suite: expected one of memory, rewriting, horizon, minigrid,")
+    cli.refuse("compare", "--suite", "memory", "--kind", "text", words="suite: expected none with --kind text")
+    cli.refuse(
+        "compare", "--resume", "FOLDER", "--suite", "memory", words="expected the sweep as it began, got --suite"
+    )
+    words = "--env: expected options that hold for all tasks of the suite"
+    cli.refuse("compare", "--suite", "memory", "--cores", "gru", "--env", SHORT, words=words)
+
+
+def make_run(
+    folder: Path, core: str, env: str, seed: int, score: float, low: float = 0.0, done: float = 1.0, **summary: Any
+) -> Any:
+    """A run of 1,000 frames that is finished, or not."""
+    frames = round(1000 * done)
+    rows = [{"step": frames, "learner/frames": float(frames), "speed/steps_per_second": 50.0, "episode/return": score}]
+    config = to_plain(make_preset("general", core)) | {"seed": seed, "frames": 1000, "env": env}
+    evaluation = {"episodes": 8, "return": {"mean": score, "low": low, "high": 2 * score - low}, **summary}
+    path = write_run(folder / f"{core}-{seed}-{len(list(folder.iterdir()))}", config, rows, evaluation)
+    if done < 1:
+        (path / "evaluation.json").unlink()
+    return read_run(path, live=True)
+
+
+def test_the_table_has_means_intervals_the_best_and_what_is_not_finished(tmp_path: Path) -> None:
+    runs = [
+        make_run(tmp_path, "gru", SHORT, 0, 0.9, oracle_normalised=90.0),
+        make_run(tmp_path, "gru", SHORT, 1, 0.8, oracle_normalised=80.0),
+        make_run(tmp_path, "lstm", SHORT, 0, 0.5, oracle_normalised=50.0),
+        make_run(tmp_path, "lstm", SHORT, 1, 0.6, oracle_normalised=60.0),
+        make_run(tmp_path, "gru", LONG, 0, 0.5, low=0.45, oracle_normalised=50.0),
+        make_run(tmp_path, "lstm", LONG, 0, 0.6, low=0.5, oracle_normalised=60.0),
+        make_run(tmp_path, "gru", OPEN, 0, 2.0, done=0.25),
+    ]
+    board = scoreboard(runs)
+    assert (board.tasks, board.variants) == ([SHORT, LONG, OPEN], ["gru", "lstm"])
+    cell = board.cells[SHORT, "gru"]
+    assert cell.score == pytest.approx(Estimate(0.85, 0.8, 0.9))
+    assert (cell.runs, cell.finished, cell.share, cell.best) == (2, 2, 1.0, True)
+    assert board.cells[LONG, "gru"].score == pytest.approx(Estimate(0.5, 0.45, 0.55)), "of its episodes"
+    assert not any(board.cells[LONG, name].best for name in board.variants), "intervals overlap"
+    unfinished = board.cells[OPEN, "gru"]
+    assert (unfinished.score.value, unfinished.finished, unfinished.share, unfinished.best) == (2.0, 0, 0.25, False)
+    assert math.isnan(unfinished.score.low)
+    assert board.overall["gru"].value == pytest.approx(220 / 3), "of 90, 80 and 50, too few to cut any"
+    assert board.costs["gru"].learning == 50
+    assert board.costs["gru"].state == 4 * 64
+
+    rows = as_table(board)["rows"]
+    assert [row[0] for row in rows] == [*board.tasks, "interquartile mean, % of the best known"]
+    assert rows[2][1:] == [{"text": "2.000", "small": "25 % trained", "best": False}, "-"]
+
+
+def test_its_files_and_its_page(tmp_path: Path) -> None:
+    (tmp_path / "runs").mkdir()
+    runs = [
+        make_run(tmp_path / "runs", core, SHORT, 0, score, low=score) for core, score in (("gru", 1.0), ("lstm", 0.5))
+    ]
+    board = scoreboard(runs)
+    files = as_files(board)
+    lines = files["scoreboard.md"].decode().splitlines()
+    assert lines[:3] == [
+        "| task | gru | lstm |",
+        "| --- | --- | --- |",
+        f"| {SHORT} | **1.000** [1.000, 1.000] | 0.500 [0.500, 0.500] |",
+    ]
+    page = write_scoreboard(tmp_path, board, "compressive compare --suite <memory>")
+    assert "compare --suite &lt;memory&gt;" in page.read_text()
+    assert 'data-label="gru" class="best">1.000 <small>' in page.read_text()
+    plain = json.loads((tmp_path / "report" / "scoreboard.json").read_text())
+    assert [(row["task"], row["variant"], row["return"], row["normalised"]) for row in plain] == [
+        (SHORT, "gru", 1.0, None),
+        (SHORT, "lstm", 0.5, None),
+    ]
+    found = table(tmp_path / "report" / "scoreboard.csv")
+    assert [float(row["return"]) for row in found] == [1.0, 0.5]
+
+
+@pytest.mark.parametrize("env", [SHORT, "rooms:small", "diagnostic:tmaze"])
+def test_acting_is_measured_for_any_observation(env: str) -> None:
+    assert acting_speed(parse_train("launch", ["--preset", "general", "--env", env]).config) > 100
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+def test_a_suite_is_trained_and_shown(tmp_path: Path, cli: Commands) -> None:
+    folder = tmp_path / "suite"
+    words = ["--suite", "horizon", "--cores", "gru", "memoryless", "--seeds", "0", "--frames", "4k", "--folder", folder]
+    words += ["--eval-episodes", "1", "--video-episodes", "0", "--actors.max-episode-steps", "20000"]
+    said = cli.run("compare", *words)
+    assert "for 4 runs of" in said
+    assert "scoreboard.html" in said
+    rows = json.loads((folder / "report" / "scoreboard.json").read_text())
+    assert {(row["task"], row["finished"]) for row in rows} == {(task.eval_env, 1) for task in SUITES["horizon"]}
