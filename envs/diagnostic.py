@@ -127,6 +127,20 @@ class TMaze(DiagnosticEnv):
         return np.where(self.place == self.length, 1 + self.side, 0)
 
 
+def require_number(**numbers: float) -> None:
+    """Raises a ValueError that names the first of some fields that is no finite number."""
+    for name, value in numbers.items():
+        if type(value) not in (int, float) or not np.isfinite(value):
+            raise ValueError(f"{name}: expected a number, got {value!r}")
+
+
+def require_flag(**flags: bool) -> None:
+    """Raises a ValueError that names the first of some fields that is neither True nor False."""
+    for name, value in flags.items():
+        if type(value) is not bool:
+            raise ValueError(f"{name}: expected True or False, got {value!r}")
+
+
 def require_least(least: int, **numbers: int) -> None:
     """Raises a ValueError that names the first of some fields that is no integer of at least this."""
     for name, value in numbers.items():

@@ -10,7 +10,7 @@ from gymnasium import spaces
 from numpy.typing import NDArray
 
 from envs.batched import Step, draw
-from envs.diagnostic import DiagnosticEnv, require_least
+from envs.diagnostic import DiagnosticEnv, require_least, require_number
 
 
 class PassiveTMaze(DiagnosticEnv):
@@ -138,8 +138,7 @@ class VisualMatch(DiagnosticEnv):
     def __init__(self, num_envs: int, delay: int = 20, symbols: int = 3, apple: float = 0.0) -> None:
         require_least(1, delay=delay)
         require_least(2, symbols=symbols)
-        if type(apple) not in (int, float) or not np.isfinite(apple):
-            raise ValueError(f"apple: expected a number, got {apple!r}")
+        require_number(apple=apple)
         self.delay, self.symbols, self.apple = delay, symbols, float(apple)
         super().__init__(num_envs, spaces.Box(0, 1, (symbols + 3,), np.float32), symbols)
 
@@ -190,8 +189,7 @@ class KeyToDoor(DiagnosticEnv):
 
     def __init__(self, num_envs: int, delay: int = 20, apple: float = 0.0) -> None:
         require_least(1, delay=delay)
-        if type(apple) not in (int, float) or not np.isfinite(apple):
-            raise ValueError(f"apple: expected a number, got {apple!r}")
+        require_number(apple=apple)
         self.delay, self.apple = delay, float(apple)
         super().__init__(num_envs, spaces.Box(0, 1, (5,), np.float32), 2)
 

@@ -38,19 +38,21 @@ MEASURED: dict[str, dict[str, float]] = {
 
 
 def reference_scores(spec: str) -> dict[str, float | None]:
-    """{"human", "random", "oracle"}: mean scores per episode, None where none was measured. Makes no environment.
+    """Mean scores per episode of "human", "random", "oracle" and the best "memoryless" player, None where not known.
+
+    Makes no environment.
 
     On the levels of DMLab-30, with any observations and actions, and on the re-created one, "human" and "random" are
     the published scores that define human-normalised ones; elsewhere "random" is from `MEASURED`.
     """
     kind, name, overrides = parse_spec(spec)
-    known: dict[str, float | None] = {"human": None, "random": None, "oracle": None}
+    known: dict[str, float | None] = dict.fromkeys(("human", "random", "oracle", "memoryless"))
     if kind == "diagnostic":
         task, fields = diagnostic_task(name, overrides)
         scores = task.scores(**fields)
         return {name: scores.get(name) for name in known}
     if kind == "dmlab" and (level := find(name)):
-        return {"human": level.human, "random": level.random, "oracle": ORACLE if level is LEVEL else None}
+        return known | {"human": level.human, "random": level.random, "oracle": ORACLE if level is LEVEL else None}
     if kind != "rooms":
         return known
     if name not in VARIANTS:

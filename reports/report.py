@@ -210,11 +210,11 @@ def references(config: Any, summary: Mapping[str, Any]) -> dict[str, list[dict[s
 
 
 def lines_of(specs: Sequence[str]) -> list[dict[str, Any]]:
-    """Means over tasks of the scores of random actions, of an oracle and of people, where all tasks have them."""
+    """Means over tasks of the scores of random actions, memoryless players, an oracle and people, where known in all."""
     found = list[dict[str, Any]]()
     with contextlib.suppress(*DAMAGE):
         scores = [reference_scores(spec) for spec in specs]
-        for name in ("random", "oracle", "human"):
+        for name in ("random", "memoryless", "oracle", "human"):
             if None not in (values := [score[name] for score in scores]):
                 found.append({"name": name, "value": float(np.mean(np.array(values, float)))})
     return found

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from envs import reference_scores
 from reports.comparison import Estimate, FinishedRun, estimate, memory_bytes
 from reports.comparison_page import FOLDER, cell_text, interval, significant, to_csv
 from reports.pages import write_page
@@ -26,6 +27,8 @@ from training.factories import interface, make_agent
 from training.sweep import label
 
 NORMALISED = ("human_normalised", "oracle_normalised")
+REFERENCES = ("random", "memoryless", "oracle", "human")
+"""Scores that are not agents', see `envs.reference_scores`."""
 ROWS, STEPS = 16, 20
 """Environments that act together, and steps, when the time of acting is measured."""
 
@@ -171,20 +174,25 @@ def write_scoreboard(folder: Path, board: Scoreboard, command: str) -> Path:
 
 def as_table(board: Scoreboard) -> dict[str, Any]:
     """The scores, as `data_table` of `macros.html` reads them: a row a task, a column a variant."""
+    known = {task: reference_scores(task) for task in board.tasks}
+    named = [name for name in REFERENCES if any(scores[name] is not None for scores in known.values())]
     rows: list[list[Any]] = []
     for task in board.tasks:
         row: list[Any] = [task]
+        for name in named:
+            score = known[task][name]
+            row.append("-" if score is None else significant(float(score)))
         for variant in board.variants:
             cell = board.cells.get((task, variant))
             row.append("-" if cell is None else _shown(cell))
         rows.append(row)
     if board.overall:
-        last: list[Any] = ["interquartile mean, % of the best known"]
+        last: list[Any] = ["interquartile mean, % of the best known", *[""] * len(named)]
         for variant in board.variants:
             score = board.overall.get(variant)
             last.append("-" if score is None else {"text": f"{score.value:.1f}", "small": interval(score)})
         rows.append(last)
-    return {"head": ["task", *board.variants], "rows": rows}
+    return {"head": ["task", *named, *board.variants], "rows": rows}
 
 
 def _shown(cell: Cell) -> dict[str, Any]:

@@ -29,6 +29,7 @@ NAMES += ("passive-tmaze", "passive-tmaze,length=1", "repeat-previous", "repeat-
 NAMES += ("visual-match,apple=0.5", "visual-match,delay=1,symbols=2", "key-to-door", "key-to-door,delay=2,apple=1.0")
 NAMES += ("endless-tmaze,length=1", "endless-tmaze,length=2,corridors=2,uniform=True")
 NAMES += ("association", "association,keys=2,values=3,steps=9")
+NAMES += ("color-cubes", "color-cubes,size=4,extreme=True")
 
 
 @pytest.mark.parametrize("name", NAMES)
