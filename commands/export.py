@@ -1,5 +1,6 @@
 """`compressive export`: a trained agent as a small folder, which can be played and looked at, but not resumed."""
 
+import dataclasses
 import json
 import os
 
@@ -7,13 +8,15 @@ import torch
 from rich.console import Console
 from torch import Tensor
 
+from agent.actor_critic import own_weights
 from commands.options import ExportOptions
+from envs import untaught
 from storage import checkpoints
 from storage.errors import UserError, user_errors
 from storage.files import JSON_BYTES, read_regular
 from storage.metrics import sample_metrics
 from storage.run import Run
-from training.config import checkpoint_place, read_config, to_plain
+from training.config import RunConfig, checkpoint_place, read_config, to_plain
 from training.console import program, say
 
 ROWS = 200
@@ -29,12 +32,12 @@ def export(options: ExportOptions) -> None:
         rows = sample_metrics(run.path)
         others = [file for file in (run.evaluation_file(), run.launches_file) if os.path.lexists(file)]
         kept_as_they_are = {file.name: read_regular(file, JSON_BYTES) for file in others}
-        weights = {name: _compact(tensor) for name, tensor in checkpoint.parts["weights"].items()}
+        weights = {name: _compact(tensor) for name, tensor in own_weights(checkpoint.parts["weights"]).items()}
     if target.path.exists():
         raise UserError(f"output: expected a new folder, and {target} exists")
     with user_errors("output"):
         target.path.mkdir(parents=True)
-        plain = to_plain(config) | {"checkpoint_url": None}
+        plain = to_plain(_alone(config)) | {"checkpoint_url": None}
         target.write_config(plain)
         checkpoints.save(target.path, checkpoint.step, {"weights": weights}, {"config": plain})
         kept = {round(index * (len(rows) - 1) / (ROWS - 1)) for index in range(ROWS)} if rows else ()
@@ -44,6 +47,13 @@ def export(options: ExportOptions) -> None:
             (target.path / name).write_bytes(content)
     size = sum(path.stat().st_size for path in target.path.rglob("*") if path.is_file())
     say(console, f"{target}  {size / 1e6:.1f} MB; play with it: {program()} visualize {target}")
+
+
+def _alone(config: RunConfig) -> RunConfig:
+    """The configuration without a teacher, whose weights are left out."""
+    learner = dataclasses.replace(config.learner, teacher_cost=0.0, teacher_cost_end=None)
+    stages = tuple(stage.replace(env, untaught(env)) for stage, env in zip(config.stages, config.environments))
+    return dataclasses.replace(config, learner=learner, env=untaught(config.env), stages=stages)
 
 
 def _compact(tensor: Tensor) -> Tensor:

@@ -107,10 +107,10 @@ def parse_train(kind: str, words: Sequence[str]) -> Any:
     preset = start.preset
     if is_agent and not _is_given("preset", known):
         preset = preset_of(start.env)
-    origin = None
-    if is_agent and not start.resume:
-        origin = start.from_run
     with user_errors():
+        origin = None
+        if is_agent and not start.resume:
+            origin = start.from_run or PRESETS[kind](preset, start.core).from_run
         if origin:
             default = _with_network(preset, read_config(Run(origin)))
         elif not start.resume:

@@ -210,7 +210,7 @@ def references(config: Any, summary: Mapping[str, Any]) -> dict[str, list[dict[s
 
 
 def lines_of(specs: Sequence[str]) -> list[dict[str, Any]]:
-    """Means over tasks of the scores of random actions, memoryless players, an oracle and people, where known in all."""
+    """Means over tasks of the scores of random and memoryless players, an oracle and people, where all have them."""
     found = list[dict[str, Any]]()
     with contextlib.suppress(*DAMAGE):
         scores = [reference_scores(spec) for spec in specs]

@@ -180,8 +180,8 @@ def as_table(board: Scoreboard) -> dict[str, Any]:
     for task in board.tasks:
         row: list[Any] = [task]
         for name in named:
-            score = known[task][name]
-            row.append("-" if score is None else significant(float(score)))
+            reference = known[task][name]
+            row.append("-" if reference is None else significant(float(reference)))
         for variant in board.variants:
             cell = board.cells.get((task, variant))
             row.append("-" if cell is None else _shown(cell))
@@ -189,8 +189,9 @@ def as_table(board: Scoreboard) -> dict[str, Any]:
     if board.overall:
         last: list[Any] = ["interquartile mean, % of the best known", *[""] * len(named)]
         for variant in board.variants:
-            score = board.overall.get(variant)
-            last.append("-" if score is None else {"text": f"{score.value:.1f}", "small": interval(score)})
+            mean_score = board.overall.get(variant)
+            shown = {"text": f"{mean_score.value:.1f}", "small": interval(mean_score)} if mean_score else "-"
+            last.append(shown)
         rows.append(last)
     return {"head": ["task", *named, *board.variants], "rows": rows}
 

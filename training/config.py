@@ -104,10 +104,10 @@ class RunConfig(Checked):
 
     preset: str = "cpu"
     """Where all other defaults come from: cpu (a small level, two CPU cores), general (any other environment, chosen
-    by itself for gym:, dm: and envpool:), level (the level itself, in stages),
-    memory (a task that asks for a longer memory, for `compare`), paper (section 5.7, DeepMind Lab), paper-recall (the
-    same agent, where it needs memory for 192 steps), dmlab30 (on DMLab-30), minigrid and minigrid-pixels
-    (MiniGrid-Memory by its symbols or as CleanRL's ppo_trxl sees it) or popgym (POPGym)."""
+    by itself for gym:, dm: and envpool:), level (the level itself, in stages), transfer (the same for the real level,
+    with a teacher), memory (a task that asks for a longer memory, for `compare`), paper (section 5.7, DeepMind Lab),
+    paper-recall (the same agent, where it needs memory for 192 steps), dmlab30 (on DMLab-30), minigrid-pixels
+    (MiniGrid-Memory as CleanRL's ppo_trxl sees it) or popgym (POPGym)."""
     env: str = "rooms:small"
     """Environment: rooms:small, rooms:full (the level itself, re-created), dmlab:LEVEL (needs DeepMind Lab), gym:ID
     (any gymnasium id), dm:MODULE:CLASS (any dm_env.Environment), envpool:ID (EnvPool's), diagnostic:recall and

@@ -8,6 +8,8 @@ import pytest
 import torch
 
 from agent import Agent
+from commands.export import export
+from commands.options import ExportOptions
 from learner.replica import StateDict
 from storage.metrics import read_metrics
 from storage.run import Run
@@ -85,6 +87,17 @@ def test_it_plays_alone_and_other_runs_begin_with_it(tmp_path: Path) -> None:
         begun = other.learner.weights()
         assert len(begun) == len(prefixes) * len(weights)
         assert all(torch.equal(begun[prefix + name], weights[name]) for prefix in prefixes for name in weights)
+
+
+def test_it_is_exported_alone(tmp_path: Path) -> None:
+    source_of(tmp_path / "source")
+    trainer = taught(tmp_path / "taught", tmp_path / "source", eval_episodes=2)
+    run(trainer, 2)
+    export(ExportOptions(run=tmp_path / "taught", output=tmp_path / "small"))
+    small = load_trained_agent(Run(tmp_path / "small"))
+    assert small.config.env == small.env == ENV
+    assert small.config.learner.teacher_cost == 0
+    assert small.checkpoint.parts["weights"].keys() == trainer.agent.alone().state_dict().keys()
 
 
 def test_what_is_refused(tmp_path: Path) -> None:
