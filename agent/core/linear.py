@@ -164,11 +164,26 @@ class DeltaNetLayer(nn.Module):
             for begin in range(0, inputs.shape[1], self.chunk):
                 steps = slice(begin, begin + self.chunk)
                 q, k, v = (part[:, :, steps] for part in (query, key, value))
-                read, before = self._chunk(q, k, v, log_kept[..., steps], written[..., steps], reset[:, steps], before)
+                rates = log_kept[..., steps], written[..., steps]
+                several = q.shape[2] > 1
+                compute = self._chunk if several else self._step
+                read, before = compute(q, k, v, *rates, reset[:, steps], before)
                 outputs.append(read)
             read = torch.cat(outputs, dim=2)
         joined = self.norm(read).transpose(1, 2).flatten(2)
         return self.output(joined * F.silu(gate)), before
+
+    @staticmethod
+    def _step(
+        query: Tensor, key: Tensor, value: Tensor, log_kept: Tensor, written: Tensor, reset: Tensor, before: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """What `_chunk` computes, for one step: the rule as it stands in `DeltaNetLayer`. Acting takes single steps."""
+        kept = log_kept.exp() * ~reset[:, None]
+        decayed = kept[..., None] * before
+        stored = key @ decayed.transpose(-1, -2)
+        new = written[..., None] * (value - stored)
+        after = decayed + new.transpose(-1, -2) @ key
+        return query @ after.transpose(-1, -2), after
 
     @staticmethod
     def _chunk(

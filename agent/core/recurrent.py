@@ -227,6 +227,8 @@ def linear_recurrence(decay: Tensor, inputs: Tensor, before: Tensor) -> Tensor:
     small operations. A decay of 0 (a reset) forgets exactly.
     """
     num_steps = inputs.shape[1]
+    if num_steps == 1:  # acting
+        return torch.addcmul(inputs, decay, before[:, None])
     length = max(1, math.isqrt(num_steps))
     num_parts = -(-num_steps // length)
     missing = num_parts * length - num_steps
