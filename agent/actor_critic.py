@@ -108,7 +108,7 @@ class Agent(nn.Module):
             kind = "an environment with instructions" if has_instructions else "an environment without instructions"
             raise ValueError(f"instruction: expected {has_instructions} in {kind}, got {config.instruction}")
         self.config = config
-        self.fits = (observation_shape, actions, vocabulary, popart_tasks)
+        self.made_for = (observation_shape, actions, vocabulary, popart_tasks)
         self.distribution = make_policy(actions, config.action_bounds, config.action_scale)
         model_size = config.core.model_size
 

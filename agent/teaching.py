@@ -66,7 +66,7 @@ class TaughtAgent(Agent):
 
     def alone(self) -> Agent:
         with torch.random.fork_rng([]):  # the new weights are drawn in vain
-            own = Agent(self.config, *self.fits)
+            own = Agent(self.config, *self.made_for)
         own.begin_with(self.state_dict())
         return own
 
