@@ -49,6 +49,8 @@ POPGYM = (
     "Concentration",
     "CountRecall",
     "HigherLower",
+    "LabyrinthEscape",
+    "LabyrinthExplore",
     "MineSweeper",
     "MultiarmedBandit",
     "NoisyPositionOnlyCartPole",
@@ -59,7 +61,7 @@ POPGYM = (
     "RepeatPrevious",
     "VelocityOnlyCartpole",
 )
-"""Tasks of POPGym that its release 1.0.7 registers by itself; its two labyrinths need the package mazelib."""
+"""The tasks of POPGym, of three levels each."""
 
 SUITES: dict[str, tuple[Task, ...]] = {
     "memory": (
