@@ -59,6 +59,22 @@ class AgentOutput(NamedTuple):
     inputs: Tensor
 
 
+class Encoded(NamedTuple):
+    """What is known at each step, for B rows and T steps.
+
+    inputs: [B, T, D] of the core.
+    seen: [B, T, F], the torso's features.
+    action: [B, T, A], the last action.
+    flat: the observation without its instruction, [B T, ...], or a tuple of several. shown: the same as torsos get it.
+    """
+
+    inputs: Tensor
+    seen: Tensor
+    action: Tensor
+    flat: Sensed
+    shown: Sensed
+
+
 class PolicyHead(nn.Linear):
     """The parameters of a policy, linear in the features; those that are the same in all states are biases alone."""
 
@@ -194,11 +210,33 @@ class Agent(nn.Module):
         Raises:
             ValueError: if the leading axes of the arguments differ; names the argument, the expected and actual shape.
         """
-        sensed, words = self._parts(observation)
         leading = image_of(observation).shape[:2]  # [B, T]
         for name, value in (("last_action", last_action), ("last_reward", last_reward), ("reset", reset)):
             if value.shape[:2] != leading:
                 raise ValueError(f"{name}: expected {list(leading)} as observation, got {list(value.shape)}")
+        inputs, seen, action, flat, shown = self.encode(observation, last_action, last_reward)
+
+        with self._core_precision():
+            features, state, losses, attention = self.core(inputs, reset, state, return_attention)
+
+        # The heads are not in mixed precision.
+        with torch.autocast(inputs.device.type, enabled=False):
+            features = features.to(inputs.dtype)
+            if self.prediction is not None and torch.is_grad_enabled():
+                error = self.prediction(features, action, seen, reset)
+                weighted = Mean(self.config.prediction_cost * error.total, error.count)
+                losses = {**losses, "prediction": weighted}
+            if self.reconstruction is not None and torch.is_grad_enabled():
+                error = self.reconstruction(inputs.flatten(0, 1), flat)
+                weighted = Mean(self.config.reconstruction_cost * error.total, error.count)
+                losses = {**losses, "reconstruction": weighted}
+            policy_parameters, value = self.decide(features, inputs, shown)
+        return AgentOutput(policy_parameters, value, state, losses, attention, inputs)
+
+    def encode(self, observation: Sensed | Observation, last_action: Tensor, last_reward: Tensor) -> Encoded:
+        """The inputs of the core, and what they are made of; arguments as in `forward`."""
+        sensed, words = self._parts(observation)
+        leading = image_of(observation).shape[:2]
 
         # All that is known at each step: what is seen and read, the last action and the last reward.
         language = []
@@ -214,30 +252,18 @@ class Agent(nn.Module):
         reward = last_reward.clamp(-1, 1)[..., None].to(seen.dtype)
         inputs = self.joint(torch.cat([seen, action, reward, *language], dim=-1))
         inputs = inputs.to(self.value.weight.dtype)
+        return Encoded(inputs, seen, action, flat, shown)
 
-        with self._core_precision():
-            features, state, losses, attention = self.core(inputs, reset, state, return_attention)
-
-        # The heads are not in mixed precision.
-        with torch.autocast(inputs.device.type, enabled=False):
-            features = features.to(inputs.dtype)
-            if self.prediction is not None and torch.is_grad_enabled():
-                error = self.prediction(features, action, seen, reset)
-                weighted = Mean(self.config.prediction_cost * error.total, error.count)
-                losses = {**losses, "prediction": weighted}
-            if self.config.skip:
-                features = features + inputs
-            if self.reconstruction is not None and torch.is_grad_enabled():
-                error = self.reconstruction(inputs.flatten(0, 1), flat)
-                weighted = Mean(self.config.reconstruction_cost * error.total, error.count)
-                losses = {**losses, "reconstruction": weighted}
-            value_features = features
-            if self.value_vision is not None:
-                seen_by_value = self.value_vision(vectors_of(shown)).unflatten(0, leading)
-                value_features = torch.cat([features, seen_by_value], dim=-1)
-            value = self.value(value_features).squeeze(-1)
-            policy_parameters = self.policy(features)
-        return AgentOutput(policy_parameters, value, state, losses, attention, inputs)
+    def decide(self, features: Tensor, inputs: Tensor, shown: Sensed) -> tuple[Tensor, Tensor]:
+        """The policy's parameters and the value, from the core's features and inputs [B, T, D]; see `Encoded`."""
+        if self.config.skip:
+            features = features + inputs
+        value_features = features
+        if self.value_vision is not None:
+            seen_by_value = self.value_vision(vectors_of(shown)).unflatten(0, features.shape[:2])
+            value_features = torch.cat([features, seen_by_value], dim=-1)
+        value = self.value(value_features).squeeze(-1)
+        return self.policy(features), value
 
     def _parts(self, observation: Sensed | Observation) -> tuple[Sensed, Tensor | None]:
         """What is seen, and the words of the instruction if there are any.

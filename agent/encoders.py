@@ -165,7 +165,8 @@ class Vision(nn.Module):
         _check_observation(images, torch.uint8, self.image_shape)
         weight = self.linear.weight
         features = self.convolutions(scale(images, weight.dtype))
-        if len(images) > len(weight):
+        many = not torch.compiler.is_exporting() and images.shape[0] > weight.shape[0]
+        if many:
             # Features are stored channels last. Permuting the weights is cheaper here than permuting them, and their
             # gradient comes back in the order that convolutions need.
             weight = weight.unflatten(1, features.shape[1:])
@@ -294,13 +295,15 @@ class InstructionEncoder(nn.Module):
         Zeros where there is no word. Equal instructions are encoded once, because an episode has few different ones;
         counting them waits for the GPU.
         """
-        # Each different instruction once.
-        different, index = torch.unique(words, dim=0, return_inverse=True)
+        # Each different instruction once; in an exported graph, all of them.
+        different, index = words, slice(None)
+        if not torch.compiler.is_exporting():
+            different, index = torch.unique(words, dim=0, return_inverse=True)
         outputs, _ = self.lstm(self.embedding(different))
 
         # The output at the last word.
         length = (different != 0).sum(dim=1)
-        rows = torch.arange(len(different), device=words.device)
+        rows = torch.arange(different.shape[0], device=words.device)
         last = outputs[rows, (length - 1).clamp(min=0)]
         encoded = last.masked_fill((length == 0)[:, None], 0.0)
         return encoded[index]

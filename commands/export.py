@@ -1,4 +1,5 @@
-"""`compressive export`: a trained agent as a small folder, which can be played and looked at, but not resumed."""
+"""`compressive export`: a trained agent as a small folder, which can be played and looked at, but not resumed; or as a
+file for other programs."""
 
 import dataclasses
 import json
@@ -13,12 +14,16 @@ from commands.options import ExportOptions
 from envs import untaught
 from storage import checkpoints
 from storage.errors import UserError, user_errors
+from storage.exchange import write_onnx, write_program
 from storage.files import JSON_BYTES, read_regular
 from storage.metrics import sample_metrics
 from storage.run import Run
 from training.config import RunConfig, checkpoint_place, read_config, to_plain
 from training.console import program, say
+from training.evaluation import load_trained_agent
 
+WRITERS = {".onnx": write_onnx, ".pt2": write_program}
+"""How a file is written, by the end of its name."""
 ROWS = 200
 """Rows of metrics, at equal distances, for the curves."""
 
@@ -26,6 +31,9 @@ ROWS = 200
 def export(options: ExportOptions) -> None:
     """Runs the command."""
     run, target, console = Run(options.run), Run(options.output), Console()
+    if options.output.suffix in WRITERS:
+        _export_file(options, run, console)
+        return
     with user_errors():
         config = read_config(run)
         checkpoint = checkpoints.load_latest(checkpoint_place(config, run, options.allow))
@@ -47,6 +55,20 @@ def export(options: ExportOptions) -> None:
             (target.path / name).write_bytes(content)
     size = sum(path.stat().st_size for path in target.path.rglob("*") if path.is_file())
     say(console, f"{target}  {size / 1e6:.1f} MB; play with it: {program()} visualize {target}")
+
+
+def _export_file(options: ExportOptions, run: Run, console: Console) -> None:
+    """Writes one step of acting in a form of `storage.exchange`."""
+    path = options.output
+    if path.exists():
+        raise UserError(f"output: expected a new file, and {path} exists")
+    with user_errors():
+        trained = load_trained_agent(run, options.allow)
+        about = {"run": run.name, "environment": trained.env, "steps": trained.checkpoint.step}
+    with user_errors("output"):
+        WRITERS[path.suffix](trained.agent, path, about)
+    play = f"; play with it: python examples/play_onnx.py {path} {trained.env}" * (path.suffix == ".onnx")
+    say(console, f"{path}  {path.stat().st_size / 1e6:.1f} MB{play}")
 
 
 def _alone(config: RunConfig) -> RunConfig:

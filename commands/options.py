@@ -201,10 +201,17 @@ class ReportOptions(PlayOptions, RunOptions):
 
 @dataclass(frozen=True)
 class ExportOptions(AllowOptions, RunOptions):
-    """Writes a trained agent in half precision to a small folder that evaluate, visualize, report and compare take."""
+    """Writes a trained agent for others: to a small folder, or to a file that other programs play.
+
+    It is the agent alone, also if it had a teacher.
+
+    compressive export runs/NAME small         a folder in half precision, which evaluate, visualize and compare take
+    compressive export runs/NAME agent.onnx    one step of acting with an explicit state (docs/integrations.md)
+    compressive export runs/NAME agent.pt2     the same for torch.export.load
+    """
 
     output: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="NEW")]
-    """The new folder."""
+    """The new folder, or a new file whose name ends with .onnx or .pt2."""
 
 
 @dataclass(frozen=True)

@@ -350,7 +350,7 @@ class CompressiveTransformer(Transformer[CompressiveState, LayerState]):
         """See `Transformer`; a compressed slot holds several steps."""
         sizes = self.layers[layer].sizes
         compression = self.layers[layer].compression
-        rows = len(state.age)
+        rows = state.age.shape[0]
         device = state.age.device
 
         # Slots of memory and segment hold one step.

@@ -101,12 +101,12 @@ def check_call(inputs: Tensor, reset: Tensor, state: State, model_size: int, kin
     # The state is that of this core and of the same rows.
     if not isinstance(state, kind):
         raise ValueError(f"state: expected {kind.__name__}, got {type(state).__name__}")
-    batch_size = len(inputs)
+    batch_size = inputs.shape[0]
     for leaf in leaves(state):
         wrong_dtype = leaf.is_floating_point() and leaf.dtype != inputs.dtype
         if wrong_dtype and torch.is_autocast_enabled(device.type):
             wrong_dtype = False  # a cache may have another precision than the inputs
-        if wrong_dtype or len(leaf) != batch_size or leaf.device != device:
+        if wrong_dtype or leaf.shape[0] != batch_size or leaf.device != device:
             got = f"{leaf.dtype} with batch size {len(leaf)} on {leaf.device}"
             raise ValueError(f"state: expected {inputs.dtype} with batch size {batch_size} on {device}, got {got}")
 

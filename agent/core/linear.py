@@ -59,16 +59,36 @@ class LRULayer(nn.Module):
             keep: [B, T, 1], 0 where a row's state is forgotten before the step, else 1.
             before: [B, D] complex, x before the first step.
         """
-        rate = torch.exp(self.log_rate)
+        rate, real, imaginary = self._written(inputs)
         decay = torch.polar(torch.exp(-rate), torch.exp(self.log_angle))
+        states = linear_recurrence(decay * keep, torch.complex(real, imaginary), before)
+        return self._read(inputs, states.real, states.imag), states
+
+    def step(self, inputs: Tensor, keep: Tensor, real: Tensor, imaginary: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """The y, and the real and imaginary parts of x, of one step; [B, 1, D] each, `real` and `imaginary` [B, D].
+
+        In real numbers, which a single step computes sooner, and exchange formats know.
+        """
+        rate, write_real, write_imaginary = self._written(inputs)
+        size, angle = torch.exp(-rate), torch.exp(self.log_angle)
+        cos, sin = size * torch.cos(angle), size * torch.sin(angle)
+        real, imaginary = keep * real[:, None], keep * imaginary[:, None]
+        after_real = write_real + cos * real - sin * imaginary
+        after_imaginary = write_imaginary + cos * imaginary + sin * real
+        return self._read(inputs, after_real, after_imaginary), after_real, after_imaginary
+
+    def _written(self, inputs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """The rate of forgetting [D], and the real and imaginary parts of gamma B u [B, T, D]."""
+        rate = torch.exp(self.log_rate)
         # The root of 1 - |lambda|^2, which would be rounded to 0 where |lambda| is near 1.
         gamma = torch.sqrt(-torch.expm1(-2.0 * rate))
         # Under autocast the projection may be narrower than the state.
         real, imaginary = self.write(inputs).to(gamma.dtype).chunk(2, dim=-1)
-        written = torch.complex(gamma * real, gamma * imaginary)
-        states = linear_recurrence(decay * keep, written, before)
-        read = self.read(torch.cat([states.real, states.imag], dim=-1))
-        return read + self.direct * inputs, states
+        return rate, gamma * real, gamma * imaginary
+
+    def _read(self, inputs: Tensor, real: Tensor, imaginary: Tensor) -> Tensor:
+        read = self.read(torch.cat([real, imaginary], dim=-1))
+        return read + self.direct * inputs
 
 
 class LRU(Recurrent[LRUState]):
@@ -96,11 +116,16 @@ class LRU(Recurrent[LRUState]):
         real, imaginary = [], []
         layers = zip(self.norms, self.recurrences, self.gates, self.blocks, state.real, state.imaginary)
         for norm, recurrence, gate, block, real_before, imaginary_before in layers:
-            before = torch.complex(finite(real_before), finite(imaginary_before))
-            output, states = recurrence(norm(stream), keep, before)
-            # Views would keep all steps in memory.
-            real.append(states.real[:, -1].contiguous())
-            imaginary.append(states.imag[:, -1].contiguous())
+            before = finite(real_before), finite(imaginary_before)
+            if inputs.shape[1] == 1:  # acting
+                output, after_real, after_imaginary = recurrence.step(norm(stream), keep, *before)
+                real.append(after_real[:, 0])
+                imaginary.append(after_imaginary[:, 0])
+            else:
+                output, states = recurrence(norm(stream), keep, torch.complex(*before))
+                # Views would keep all steps in memory.
+                real.append(states.real[:, -1].contiguous())
+                imaginary.append(states.imag[:, -1].contiguous())
 
             # The paper's blocks end with a GLU.
             stream = stream + F.glu(gate(F.gelu(output)), dim=-1)

@@ -513,7 +513,7 @@ class RoutingTransformer(Transformer[RoutingState, RoutedLayerState]):
         """See `Transformer`; a slot holds one step."""
         sizes = self.layers[layer].sizes
         routed = state.routed_age[layer].flatten(1)  # [B, G k w]
-        rows = len(routed)
+        rows = routed.shape[0]
         recent = torch.arange(sizes.memory, -sizes.segment, -1, device=routed.device)
         recent = recent.expand(rows, -1)
 

@@ -34,7 +34,7 @@ def pairs(rows: int = ROWS, steps: int = STEPS) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("core", CORES)
-def test_it_acts_on_its_own_view_and_is_told_what_the_teacher_makes_of_the_other(core: str) -> None:
+def test_it_sees_one_view_and_its_teacher_the_other(core: str) -> None:
     agent, inputs = make_taught(CORES[core]), pairs()
     state = agent.initial_state(ROWS)
     found = agent(**inputs, state=state)

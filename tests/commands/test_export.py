@@ -1,7 +1,9 @@
 """`compressive export`: a run in half precision that is played and looked at like the run that it came from."""
 
 import base64
+import importlib.util
 import json
+import math
 from collections.abc import Callable
 from pathlib import Path
 
@@ -93,3 +95,17 @@ def test_long_curves_are_thinned(
     steps = [row["step"] for row in read_metrics(tmp_path / "small")]
     assert len(steps) == min(rows, 200)
     assert (steps[0], steps[-1]) == (0, rows - 1)
+
+
+@pytest.mark.skipif(importlib.util.find_spec("onnxscript") is None, reason="needs the extra onnx")
+def test_an_agent_is_exported_for_onnxruntime(finished: tuple[Path, str], tmp_path: Path, cli: Commands) -> None:
+    """And plays there with the example."""
+    from examples.play_onnx import main
+
+    file = tmp_path / "agent.onnx"
+    said = cli.run("export", finished[0], file)
+    environment = load_trained_agent(Run(finished[0])).env
+    assert f"play with it: python examples/play_onnx.py {file} {environment}" in said
+    assert math.isfinite(main(str(file), environment, rows=2))
+    cli.refuse("export", finished[0], file, words="output: expected a new file")
+    assert "MB" in cli.run("export", finished[0], tmp_path / "agent.pt2")

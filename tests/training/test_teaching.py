@@ -49,7 +49,7 @@ def run(trainer: Trainer, updates: int) -> StateDict:
     return trainer.learner.state_dict()
 
 
-def test_a_run_learns_from_a_teacher_and_is_resumed_exactly_without_its_run(tmp_path: Path) -> None:
+def test_a_taught_run_is_resumed_exactly_without_its_teachers_run(tmp_path: Path) -> None:
     source = source_of(tmp_path / "source")
     expected = source.learner.weights()
     trainer = taught(tmp_path / "whole", tmp_path / "source")

@@ -1,0 +1,170 @@
+"""One step of acting as a function of tensors alone, for exchange formats such as ONNX.
+
+An agent's state holds an integer, the offset into the core's segment, and what the core computes depends on it. An
+exported graph cannot depend on an integer. So here the state of a core with segments is that at the beginning of the
+segment, and the inputs of the segment so far. Each step computes the whole segment again, in which later steps cannot
+change earlier ones, and takes the features of its own. This is the core's own code, and exact; the segment costs more
+than a single step, but a graph saves most of what Python costs.
+"""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from agent.actor_critic import Agent
+from agent.core.state import State, leaves, map_state
+from agent.trajectory import Observation, Sensed
+
+SEGMENT = "segment"
+"""The field of a core's state that holds what is in the segment so far; nothing at its beginning."""
+
+
+class StateTensor(NamedTuple):
+    """A tensor of the explicit state.
+
+    name: of the step's input; its output is "next_" and this.
+    shape: of one row, or () for what all rows share.
+    dtype: as torch names it.
+    initial: the value of all its elements before the first step.
+    meaning: in words.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    initial: float
+    meaning: str
+
+
+class ActingStep(nn.Module):
+    """Maps the observation's parts, last actions, rewards, resets and a state to what the agent does with them.
+
+    Args:
+        agent: it is not changed.
+
+    Attributes:
+        observation_names: of the observation's parts, in order; the last is "instruction" if there is one.
+        state_tensors: what the state is made of, in order.
+    """
+
+    def __init__(self, agent: Agent) -> None:
+        super().__init__()
+        self.agent = agent.eval()
+        shape, _, vocabulary, _ = agent.made_for
+        self.several = bool(shape) and isinstance(shape[0], tuple)
+        names = [f"observation_{index}" for index in range(len(shape))] if self.several else ["observation"]
+        self.observation_names = [*names, "instruction"] if vocabulary else names
+        self.segment_size = getattr(agent.core.config, "segment_size", 0)
+        self.template = agent.initial_state(1)
+        self.state_tensors = self._state_tensors()
+
+    def _state_tensors(self) -> list[StateTensor]:
+        found = []
+        for field, part in zip(self.template._fields, self.template, strict=True):
+            if field == SEGMENT:
+                continue
+            tensors = list(leaves(part))
+            for layer, leaf in enumerate(tensors):
+                first = leaf.flatten()[0] if leaf.numel() else leaf.new_zeros(())
+                if not torch.equal(leaf, first.expand_as(leaf)):
+                    raise ValueError(f"state: expected a field that begins with one number everywhere, got {field}")
+                name = field if isinstance(part, Tensor) else f"{field}_{layer}"
+                meaning = f"the core's {field.replace('_', ' ')}"
+                meaning += "" if isinstance(part, Tensor) else f" of layer {layer}"
+                meaning += ", before the segment in progress" if self.segment_size else ""
+                found.append(StateTensor(name, tuple(leaf.shape[1:]), _name(leaf), float(first), meaning))
+        if self.segment_size:
+            size = self.agent.config.core.model_size
+            inputs = (self.segment_size, size)
+            found += [
+                StateTensor("offset", (), "int64", 0.0, "steps so far of the segment in progress, of all rows"),
+                StateTensor("inputs", inputs, "float32", 0.0, "the core's inputs at these steps"),
+                StateTensor("resets", (self.segment_size,), "bool", 0.0, "which of these steps began an episode"),
+            ]
+        return found
+
+    def initial_state(self, rows: int) -> list[Tensor]:
+        """The tensors of the state before the first step."""
+        tensors = []
+        for each in self.state_tensors:
+            shape = () if each.name == "offset" else (rows, *each.shape)
+            tensors.append(torch.full(shape, each.initial, dtype=getattr(torch, each.dtype)))
+        return tensors
+
+    def forward(
+        self,
+        observation: tuple[Tensor, ...],
+        last_action: Tensor,
+        last_reward: Tensor,
+        reset: Tensor,
+        state: tuple[Tensor, ...] = (),
+    ) -> tuple[Tensor, ...]:
+        """One step of B rows.
+
+        Args:
+            observation: the parts of `observation_names`, [B, ...] each.
+            last_action: [B] int64 or [B, K] float32, as the environment received it; -1 and, in columns of numbers, 0
+                at an episode's start.
+            last_reward: [B] float32.
+            reset: [B] bool, true at an episode's start.
+            state: the tensors of `state_tensors`; left out if there are none.
+
+        Returns:
+            the policy's parameters [B, P], its most probable action as the environment receives it, the value [B] or
+            [B, tasks], and the tensors of the next state.
+        """
+        agent = self.agent
+        parts = tuple(part[:, None] for part in observation)
+        seen: Sensed = parts[: len(parts) - ("instruction" in self.observation_names)]
+        if not self.several:
+            seen = seen[0]
+        known = Observation(seen, parts[-1]) if "instruction" in self.observation_names else seen
+        encoded = agent.encode(known, last_action[:, None], last_reward[:, None])
+        remember = self._within_segment if self.segment_size else self._remember
+        features, after = remember(encoded.inputs, reset[:, None], state)
+        parameters, value = agent.decide(features, encoded.inputs, encoded.shown)
+        policy = agent.distribution
+        action = policy.effect(policy.mode(parameters[:, 0]))
+        return parameters[:, 0], action, value[:, 0], *after
+
+    def _remember(self, inputs: Tensor, reset: Tensor, state: tuple[Tensor, ...]) -> tuple[Tensor, list[Tensor]]:
+        """Features [B, 1, D] and the next state, of a core without segments."""
+        output = self.agent.core(inputs, reset, self._nested(state))
+        return output.features, list(leaves(output.state))
+
+    def _within_segment(self, inputs: Tensor, reset: Tensor, state: tuple[Tensor, ...]) -> tuple[Tensor, list[Tensor]]:
+        """The same of a core with segments."""
+        *begin, offset, before, resets_before = state
+        here = torch.arange(self.segment_size) == offset
+        segment = torch.where(here[:, None], inputs, before)
+        resets = (here & reset) | (~here & resets_before)  # not `where`, which runtimes may lack for bool
+        output = self.agent.core(segment, resets, self._nested(begin))
+        features = torch.where(here[:, None], output.features, 0.0).sum(dim=1, keepdim=True)
+
+        # With the segment's last step, the core's state becomes that of the next segment's beginning.
+        ended = offset == self.segment_size - 1
+        after = [torch.where(ended, new, old) for new, old in zip(self._without_segment(output.state), begin)]
+        offset = torch.where(ended, torch.zeros_like(offset), offset + 1)
+        return features, [*after, offset, segment, resets]
+
+    def _without_segment(self, state: State) -> list[Tensor]:
+        """The tensors of a core's state but those of the segment."""
+        fields = zip(state._fields, state, strict=True)
+        return [leaf for field, part in fields if field != SEGMENT for leaf in leaves(part)]
+
+    def _nested(self, tensors: tuple[Tensor, ...] | list[Tensor]) -> State:
+        """The core's state at the beginning of a segment, in which the segment is empty."""
+        rest = iter(tensors)
+        rows = tensors[0].shape[0] if tensors else 1
+        fields = {}
+        for field, part in zip(self.template._fields, self.template, strict=True):
+            if field == SEGMENT:
+                fields[field] = map_state(lambda leaf: leaf.new_zeros(rows, *leaf.shape[1:]), part)
+            else:
+                fields[field] = map_state(lambda _: next(rest), part)
+        return type(self.template)(**fields)
+
+
+def _name(tensor: Tensor) -> str:
+    return str(tensor.dtype).removeprefix("torch.")

@@ -1,0 +1,51 @@
+"""Plays an agent that `compressive export RUN agent.onnx` wrote, with onnxruntime and numpy alone.
+
+    pip install onnxruntime
+    python examples/play_onnx.py agent.onnx rooms:full-half
+
+The file says how its state begins: `metadata` has a line for each of its tensors. Only the environment is ours.
+"""
+
+import json
+import sys
+
+import numpy as np
+import onnxruntime
+
+from envs import make_vector
+
+
+def main(path: str, env: str, rows: int = 16, seed: int = 0) -> float:
+    """The mean return of the first episode of each row. Actions are drawn from the policy, as in training."""
+    session = onnxruntime.InferenceSession(path)
+    metadata = json.loads(session.get_modelmeta().custom_metadata_map["compressive"])
+    inputs = [each.name for each in session.get_inputs()]
+    outputs = [each.name for each in session.get_outputs()]
+    rng = np.random.default_rng(seed)
+
+    # The state before the first step.
+    state = {}
+    for each in metadata["state"]:
+        shape = () if each["name"] == "offset" else (rows, *each["shape"])
+        state[each["name"]] = np.full(shape, each["initial"], each["dtype"])
+
+    envs = make_vector(env, rows)
+    observation, _ = envs.reset(seed=seed)
+    action, reward, reset = np.full(rows, -1), np.zeros(rows, np.float32), np.ones(rows, bool)
+    returns, over = np.zeros(rows), np.zeros(rows, bool)
+    while not over.all():
+        feed = {"observation": observation, "last_action": action, "last_reward": reward, "reset": reset, **state}
+        found = dict(zip(outputs, session.run(None, {name: feed[name] for name in inputs})))
+        state = {name: found[f"next_{name}"] for name in state}
+        # Of the logits and noise with Gumbel's distribution, the greatest sum is a sample of the softmax.
+        logits = found["policy_parameters"]
+        action = (logits + rng.gumbel(size=logits.shape)).argmax(axis=1)
+        observation, rewards, terminated, truncated, _ = envs.step(action)
+        returns += rewards * ~over
+        reward, reset = rewards.astype(np.float32), np.zeros(rows, bool)
+        over |= terminated | truncated
+    return float(returns.mean())
+
+
+if __name__ == "__main__":
+    print(f"return {main(*sys.argv[1:3]):.1f}")

@@ -1,0 +1,169 @@
+"""Agents as ONNX: greedy actions, values and states of every core, and what the file says of itself."""
+
+import importlib.util
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from agent import Agent, AgentConfig
+from agent.acting_step import ActingStep
+from agent.core import (
+    CompressiveTransformerConfig,
+    DeltaNetConfig,
+    GatedTransformerXLConfig,
+    GRUConfig,
+    LRUConfig,
+    LSTMConfig,
+    MemorylessConfig,
+    MinGRUConfig,
+    RoutingTransformerConfig,
+    TransformerXLConfig,
+)
+from agent.policies import Choice, Numbers
+from storage.exchange import KEY, describe, write_onnx, write_program
+
+SIZES = {"model_size": 16, "num_layers": 2, "num_heads": 2, "mlp_size": 16, "segment_size": 4, "memory_size": 4}
+CORES: dict[str, Any] = {
+    "compressive": CompressiveTransformerConfig(**SIZES, compressed_size=4, compression_rate=2),
+    "most-used": CompressiveTransformerConfig(
+        **SIZES, compressed_size=4, compression_rate=2, compression="most-used", compression_loss="none"
+    ),
+    "transformer-xl": TransformerXLConfig(**SIZES),
+    "gated-transformer-xl": GatedTransformerXLConfig(**{**SIZES, "norm": "pre"}),
+    "routing": RoutingTransformerConfig(**SIZES, window=4, clusters=3, groups=2),
+    "lstm": LSTMConfig(16),
+    "gru": GRUConfig(16),
+    "mingru": MinGRUConfig(16, 2, 16),
+    "lru": LRUConfig(16, 2, 16),
+    "deltanet": DeltaNetConfig(16, 2, 16, 2),
+    "memoryless": MemorylessConfig(16, 2, 16),
+}
+IMAGE, VECTOR = (12, 16, 3), (5,)
+needs_onnx = pytest.mark.skipif(
+    any(importlib.util.find_spec(name) is None for name in ("onnx", "onnxscript", "onnxruntime")),
+    reason="needs the extra onnx and onnxruntime",
+)
+
+
+def make_agent(core: Any, shape: Any = VECTOR, actions: Any = 4, **fields: Any) -> Agent:
+    torch.manual_seed(0)
+    agent = Agent(AgentConfig(torso="small", torso_size=16, core=core, **fields), shape, actions).eval()
+    with torch.no_grad():  # new policies are all nearly uniform
+        agent.policy.weight.mul_(100)
+    return agent
+
+
+def steps(agent: Agent, rows: int, count: int, seed: int = 0) -> Any:
+    """Observation parts, last actions, last rewards and resets of each step."""
+    generator = torch.Generator().manual_seed(seed)
+    shape, actions, *_ = agent.made_for
+    for step in range(count):
+        parts = []
+        for part in shape if isinstance(shape[0], tuple) else (shape,):
+            seen = torch.randn(rows, *part, generator=generator)
+            parts.append((60 * seen + 128).clamp(0, 255).to(torch.uint8) if len(part) == 3 else seen)
+        reset = torch.rand(rows, generator=generator) < (0.1 if step else 2.0)
+        if isinstance(actions, int):
+            action = torch.randint(0, actions, (rows,), generator=generator)
+        else:
+            action = torch.stack([torch.randint(0, 2, (rows,), generator=generator).float() for _ in range(3)], dim=1)
+        last = agent.distribution.last_action(action, reset)
+        yield tuple(parts), last, torch.randn(rows, generator=generator), reset
+
+
+def play(agent: Agent, rows: int, count: int) -> Any:
+    """What the agent itself makes of the steps: the policy's parameters, the most probable action, and the value."""
+    state = agent.with_cache(agent.initial_state(rows))
+    policy = agent.distribution
+    for parts, action, reward, reset in steps(agent, rows, count):
+        seen = tuple(part[:, None] for part in parts)
+        observation = seen if isinstance(agent.made_for[0][0], tuple) else seen[0]
+        with torch.no_grad():
+            output = agent(observation, action[:, None], reward[:, None], reset[:, None], state)
+        state = output.state
+        parameters = output.policy_parameters[:, 0]
+        yield parameters, policy.effect(policy.mode(parameters)), output.value[:, 0]
+
+
+@pytest.mark.parametrize("core", CORES)
+def test_the_step_with_an_explicit_state_acts_as_the_agent_does(core: str) -> None:
+    """Over several segments, with resets."""
+    agent = make_agent(CORES[core], skip=True)
+    step = ActingStep(agent)
+    state = step.initial_state(3)
+    for given, expected in zip(steps(agent, 3, 50), play(agent, 3, 50), strict=True):
+        with torch.no_grad():
+            parameters, action, value, *state = step(*given, tuple(state))
+        torch.testing.assert_close(parameters, expected[0], rtol=0, atol=1e-4)
+        assert torch.equal(action, expected[1])
+        torch.testing.assert_close(value, expected[2], rtol=0, atol=1e-4)
+    assert [tuple(part.shape[1:]) for part in state if part.ndim] == [
+        each.shape for each in step.state_tensors if each.name != "offset"
+    ]
+
+
+def test_the_state_is_described() -> None:
+    said = describe(ActingStep(make_agent(CORES["compressive"])), {"task": "any"})
+    names = [each["name"] for each in said["state"]]
+    assert names == ["memory_0", "memory_1", "compressed_0", "compressed_1", "age", "offset", "inputs", "resets"]
+    assert said["state"][0]["shape"] == (4, 16)
+    assert said["task"] == "any"
+    assert said["policy"] == {"kind": "Categorical", "parameters": 4}
+    assert said["last_action"] == {"shape": [], "at an episode's start": -1}
+
+
+ALL = [
+    *((name, VECTOR, 4) for name in CORES),
+    ("compressive", IMAGE, 4),
+    ("gru", (IMAGE, VECTOR), (Choice(2), Numbers((True, False)))),
+]
+
+
+@needs_onnx
+@pytest.mark.parametrize(("core", "shape", "actions"), ALL, ids=str)
+def test_onnx_acts_as_the_agent_does(core: str, shape: Any, actions: Any, tmp_path: Path) -> None:
+    """With one, three and many rows, by onnxruntime and numpy alone; the state begins as the file says."""
+    import onnxruntime
+
+    agent = make_agent(CORES[core], shape, actions)
+    write_onnx(agent, tmp_path / "agent.onnx", {})
+    session = onnxruntime.InferenceSession(tmp_path / "agent.onnx")
+    said = json.loads(session.get_modelmeta().custom_metadata_map[KEY])
+    names = [each.name for each in session.get_inputs()]
+    for rows in (1, 3, 17):
+        state = {}
+        for each in said["state"]:
+            size = () if each["name"] == "offset" else (rows, *each["shape"])
+            state[each["name"]] = np.full(size, each["initial"], each["dtype"])
+        for given, expected in zip(steps(agent, rows, 20), play(agent, rows, 20), strict=True):
+            parts, *known = given
+            feed = dict(zip(names, [part.numpy() for part in (*parts, *known)])) | state
+            parameters, action, value, *after = session.run(None, {name: feed[name] for name in names})
+            state = dict(zip(state, after, strict=True))
+            np.testing.assert_allclose(parameters, expected[0], rtol=0, atol=1e-4)
+            np.testing.assert_allclose(action, expected[1], rtol=0, atol=1e-4)
+            np.testing.assert_allclose(value, expected[2], rtol=0, atol=1e-4)
+
+
+def test_a_program_of_torch_acts_as_the_agent_does(tmp_path: Path) -> None:
+    agent = make_agent(CORES["compressive"])
+    write_program(agent, tmp_path / "agent.pt2", {"task": "any"})
+    extra = {KEY: ""}
+    program = torch.export.load(tmp_path / "agent.pt2", extra_files=extra).module()
+    assert json.loads(extra[KEY]) == describe(ActingStep(agent), {"task": "any"})
+    state = tuple(ActingStep(agent).initial_state(5))
+    for given, expected in zip(steps(agent, 5, 10), play(agent, 5, 10), strict=True):
+        parameters, action, _, *after = program(*given, state)
+        state = tuple(after)
+        torch.testing.assert_close(parameters, expected[0], rtol=0, atol=1e-4)
+        assert torch.equal(action, expected[1])
+
+
+def test_without_the_extra_one_line_says_what_is_missing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(ImportError, match=r"^writing ONNX needs onnx and onnxscript: pip install -e '\.\[onnx\]'$"):
+        write_onnx(make_agent(CORES["gru"]), tmp_path / "agent.onnx", {})
