@@ -205,9 +205,9 @@ class ExportOptions(AllowOptions, RunOptions):
 
     It is the agent alone, also if it had a teacher.
 
-    compressive export runs/NAME small         a folder in half precision, which evaluate, visualize and compare take
-    compressive export runs/NAME agent.onnx    one step of acting with an explicit state (docs/integrations.md)
-    compressive export runs/NAME agent.pt2     the same for torch.export.load
+      compressive export runs/NAME small         a folder in half precision, which evaluate, visualize and compare take
+      compressive export runs/NAME agent.onnx    one step of acting with an explicit state (docs/integrations.md)
+      compressive export runs/NAME agent.pt2     the same for torch.export.load
     """
 
     output: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="NEW")]
