@@ -11,7 +11,7 @@ import os
 import re
 import time
 import traceback
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from textwrap import shorten
@@ -243,24 +243,24 @@ def label(configs: Sequence[Configuration]) -> list[str]:
             own[name_field] = "local"
         fields.append(own)
 
+    def rivals(name: str, own: Json, learned_from: str) -> str:
+        """Which configurations a field is compared with: those of the same core, on the same data, or all."""
+        if name.startswith(f"{core}."):
+            return f"core {own[name_field]}"  # a field of the core says nothing about another core
+        return f"data {learned_from}" if name in OF_DATA else "all"
+
+    values = defaultdict[tuple[str, str], set[str]](set)
+    for own, learned_from in zip(fields, data):
+        for name, value in own.items():
+            values[rivals(name, own, learned_from), name].add(repr(value))
+
     labels = []
     for own, learned_from in zip(fields, data):
         own_core = own[name_field]
-        of_own_core = [other for other in fields if other[name_field] == own_core]
-        on_same_data = [other for other, theirs in zip(fields, data) if theirs == learned_from]
         parts = []
         for name, value in own.items():
-            if name in IGNORED:
-                continue
-
-            # A field of the core says nothing about another core.
-            rivals = fields
-            if name.startswith(f"{core}."):
-                rivals = of_own_core
-            elif name in OF_DATA:
-                rivals = on_same_data
-            differs = any(other.get(name) != value for other in rivals)
-            if differs:
+            differs = len(values[rivals(name, own, learned_from), name]) > 1
+            if differs and name not in IGNORED:
                 parts.append(_difference(name, value))
         # The core alone is enough if it is the only variant with that core.
         title = own_core
