@@ -64,7 +64,7 @@ class Recall(DiagnosticEnv):
 
     @staticmethod
     def scores(symbols: int = 4, reward: float = 1.0, **_: Any) -> dict[str, float]:
-        return {"oracle": reward, "random": reward / symbols}
+        return {"oracle": reward, "memoryless": reward / symbols, "random": reward / symbols}
 
     def begin(self, rows: NDArray[np.bool_]) -> None:
         self.symbol[rows] = draw(self, rows, self.symbols)
@@ -105,7 +105,7 @@ class TMaze(DiagnosticEnv):
 
     @staticmethod
     def scores(**_: Any) -> dict[str, float]:
-        return {"oracle": 1.0, "random": 0.0}
+        return {"oracle": 1.0, "memoryless": 0.0, "random": 0.0}
 
     def begin(self, rows: NDArray[np.bool_]) -> None:
         self.side[rows] = draw(self, rows, 2)

@@ -27,8 +27,8 @@ from training.factories import interface, make_agent
 from training.sweep import label
 
 NORMALISED = ("human_normalised", "oracle_normalised")
-REFERENCES = ("random", "memoryless", "oracle", "human")
-"""Scores that are not agents', see `envs.reference_scores`."""
+REFERENCES = {"random": "random", "memoryless": "best without memory", "oracle": "oracle", "human": "human"}
+"""Scores that are not agents', see `envs.reference_scores`, and their names in tables."""
 ROWS, STEPS = 16, 20
 """Environments that act together, and steps, when the time of acting is measured."""
 
@@ -193,7 +193,7 @@ def as_table(board: Scoreboard) -> dict[str, Any]:
             shown = {"text": f"{mean_score.value:.1f}", "small": interval(mean_score)} if mean_score else "-"
             last.append(shown)
         rows.append(last)
-    return {"head": ["task", *named, *board.variants], "rows": rows}
+    return {"head": ["task", *map(REFERENCES.get, named), *board.variants], "rows": rows}
 
 
 def _shown(cell: Cell) -> dict[str, Any]:

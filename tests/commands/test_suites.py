@@ -110,8 +110,8 @@ def test_the_table_has_means_intervals_the_best_and_what_is_not_finished(tmp_pat
 
     rows = as_table(board)["rows"]
     assert [row[0] for row in rows] == [*board.tasks, "interquartile mean, % of the best known"]
-    assert as_table(board)["head"] == ["task", "random", "oracle", "gru", "lstm"]
-    assert rows[2][1:] == ["0.008", "1.000", {"text": "2.000", "small": "25 % trained", "best": False}, "-"]
+    assert as_table(board)["head"] == ["task", "random", "best without memory", "oracle", "gru", "lstm"]
+    assert rows[2][1:] == ["0.008", "-", "1.000", {"text": "2.000", "small": "25 % trained", "best": False}, "-"]
 
 
 def test_its_files_and_its_page(tmp_path: Path) -> None:
@@ -123,9 +123,9 @@ def test_its_files_and_its_page(tmp_path: Path) -> None:
     files = as_files(board)
     lines = files["scoreboard.md"].decode().splitlines()
     assert lines[:3] == [
-        "| task | random | oracle | gru | lstm |",
-        "| --- | --- | --- | --- | --- |",
-        f"| {SHORT} | 0.250 | 1.000 | **1.000** [1.000, 1.000] | 0.500 [0.500, 0.500] |",
+        "| task | random | best without memory | oracle | gru | lstm |",
+        "| --- | --- | --- | --- | --- | --- |",
+        f"| {SHORT} | 0.250 | 0.250 | 1.000 | **1.000** [1.000, 1.000] | 0.500 [0.500, 0.500] |",
     ]
     page = write_scoreboard(tmp_path, board, "compressive compare --suite <memory>")
     assert "compare --suite &lt;memory&gt;" in page.read_text()

@@ -47,6 +47,37 @@ def test_scores_of_the_oracle_and_of_random_actions(name: str) -> None:
     assert envs.mean_normalised({f"diagnostic:{name}": expected["oracle"]}) == {"oracle_normalised": pytest.approx(100)}  # type: ignore[dict-item]
 
 
+WITHOUT_MEMORY: dict[str, Callable[[Any], Any]] = {
+    "recall": lambda seen: np.zeros(len(seen), int),
+    "tmaze": lambda seen: np.where(seen[:, 2] == 1, 1, 0),
+    "passive-tmaze": lambda seen: np.where(seen[:, 3] == 1, 1, 0),
+    "repeat-previous": lambda seen: np.zeros(len(seen), int),
+    "visual-match,apple=0.5": lambda seen: seen[:, 4].astype(int),
+    "key-to-door,apple=1.0": lambda seen: seen[:, 1].astype(int),
+    "endless-tmaze,length=1": lambda seen: np.where(seen[:, 2] == 1, 0, 2),
+    "association": lambda seen: np.zeros(len(seen), int),
+}
+"""Players that act by the present observation alone."""
+
+
+@pytest.mark.parametrize("name", WITHOUT_MEMORY)
+def test_scores_of_players_without_memory(name: str) -> None:
+    expected = envs.reference_scores(f"diagnostic:{name}")["memoryless"]
+    env = envs.make_vector(f"diagnostic:{name}", 512)
+    seen = [env.reset(seed=0)[0]]
+    step = env.step
+
+    def remembered(actions: Any) -> Any:
+        result = step(actions)
+        seen[0] = result[0]
+        return result
+
+    env.step = remembered  # type: ignore[method-assign]
+    mean, error = mean_score(env, lambda: WITHOUT_MEMORY[name](seen[0]), 200)
+    assert expected is not None
+    assert abs(mean - expected) < 4 * error + 1e-9
+
+
 def test_recall_shows_the_symbol_once_and_asks_for_it_after_the_delay() -> None:
     env = Recall(50, delay=4, symbols=3)
     shown = [env.reset(seed=1)[0]]
