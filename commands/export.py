@@ -72,10 +72,10 @@ def _export_file(options: ExportOptions, run: Run, console: Console) -> None:
 
 
 def _alone(config: RunConfig) -> RunConfig:
-    """The configuration without a teacher, whose weights are left out."""
+    """The configuration without a teacher, whose weights are left out, and without the path of an earlier run."""
     learner = dataclasses.replace(config.learner, teacher_cost=0.0, teacher_cost_end=None)
     stages = tuple(stage.replace(env, untaught(env)) for stage, env in zip(config.stages, config.environments))
-    return dataclasses.replace(config, learner=learner, env=untaught(config.env), stages=stages)
+    return dataclasses.replace(config, learner=learner, env=untaught(config.env), stages=stages, from_run=None)
 
 
 def _compact(tensor: Tensor) -> Tensor:
