@@ -38,8 +38,8 @@ class TaughtAgent(Agent):
     of its clear view is what the agent should make of its own.
 
     Raises:
-        ValueError: if the observation is no pair of images of one shape, or the actions are not those of a Discrete
-            space.
+        ValueError: if the observation is no pair of images of one shape, there are instructions, or the actions are
+            not those of a Discrete space.
     """
 
     def __init__(
@@ -54,6 +54,8 @@ class TaughtAgent(Agent):
         if len(views) != 2 or views[0] != views[1] or len(views[0]) != 3:
             expected = "an environment that shows each state twice, such as rooms:transfer,own_view=True"
             raise ValueError(f"teacher_cost: expected {expected}, got observations {observation_shape}")
+        if vocabulary:
+            raise ValueError("teacher_cost: expected an environment without instructions, got one with them")
         super().__init__(config, views[0], actions, vocabulary, popart_tasks)
         if not isinstance(self.distribution, Categorical):
             raise ValueError(f"teacher_cost: expected one choice of several actions, got {actions}")

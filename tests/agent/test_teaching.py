@@ -128,6 +128,11 @@ def test_what_is_no_pair_of_images(shape: Any) -> None:
         TaughtAgent(AgentConfig(torso="small"), shape, ACTIONS)
 
 
+def test_instructions() -> None:
+    with pytest.raises(ValueError, match=r"^teacher_cost: expected an environment without instructions"):
+        TaughtAgent(AgentConfig(torso="small"), (IMAGE, IMAGE), ACTIONS, vocabulary=7)
+
+
 def test_what_is_no_choice() -> None:
     with pytest.raises(ValueError, match=r"^teacher_cost: expected one choice of several actions"):
         TaughtAgent(AgentConfig(torso="small"), (IMAGE, IMAGE), (Choice(2), Choice(3)))
