@@ -18,7 +18,7 @@ from commands.parsing import parse_train
 from envs import require_consent
 from reports.comparison import FinishedRun, read_run, require_equal_data, text_name
 from reports.comparison import compare as compare_runs
-from reports.comparison_page import cell_text, print_scores, write_reports
+from reports.comparison_page import print_scores, write_reports
 from reports.tables import print_table
 from sequences.kinds import CONFIGS
 from storage.errors import UserError, user_errors
@@ -237,7 +237,9 @@ def _scoreboard(folder: Path, trials: dict[str, Any], command: str, console: Con
     board = scoreboard.scoreboard(runs)
     page = scoreboard.write_scoreboard(folder, board, command)
     for table in (scoreboard.as_table(board), scoreboard.costs_table(board)):
-        print_table(console, table["head"], [list(map(cell_text, row)) for row in table["rows"]], 1)
+        # Without intervals, for which a terminal is too narrow.
+        texts = [[cell["text"] if isinstance(cell, dict) else str(cell) for cell in row] for row in table["rows"]]
+        print_table(console, table["head"], texts, 1)
     say_all(console, {"scoreboard": str(page)})
 
 
