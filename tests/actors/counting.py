@@ -96,7 +96,8 @@ class CountingAgent(nn.Module):
         super().__init__()
         self.core = CountingCore()
         self.distribution = Categorical(2)
-        self.initial_state, self.with_cache = self.core.initial_state, self.core.with_cache
+        self.initial_state = self.core.initial_state
+        self.with_cache, self.without_cache = self.core.with_cache, self.core.without_cache
         self.marker = nn.Parameter(torch.zeros(1))
 
     def forward(

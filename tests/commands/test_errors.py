@@ -28,8 +28,8 @@ TYPED: dict[str, list[tuple[str, str]]] = {
     "launch": [
         (
             "--preset gpu",
-            "preset: expected one of cpu, general, level, memory, paper, paper-recall, dmlab30, "
-            "minigrid-pixels, popgym, got 'gpu'",
+            "preset: expected one of cpu, general, level, transfer, memory, paper, paper-recall, "
+            "dmlab30, minigrid-pixels, popgym, got 'gpu'",
         ),
         ("--env gym:CartPol-v1", "Did you mean"),
         ("--env rooms:small,rooms:full", "[72, 96, 3]"),

@@ -154,7 +154,7 @@ def test_a_program_of_torch_acts_as_the_agent_does(tmp_path: Path) -> None:
     write_program(agent, tmp_path / "agent.pt2", {"task": "any"})
     extra = {KEY: ""}
     program = torch.export.load(tmp_path / "agent.pt2", extra_files=extra).module()
-    assert json.loads(extra[KEY]) == describe(ActingStep(agent), {"task": "any"})
+    assert extra[KEY] == json.dumps(describe(ActingStep(agent), {"task": "any"}))
     state = tuple(ActingStep(agent).initial_state(5))
     for given, expected in zip(steps(agent, 5, 10), play(agent, 5, 10), strict=True):
         parameters, action, _, *after = program(*given, state)
