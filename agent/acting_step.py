@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from agent.actor_critic import Agent
 from agent.core.state import State, leaves, map_state
-from agent.trajectory import Observation, Sensed
+from agent.trajectory import Sensed
 
 SEGMENT = "segment"
 """The field of a core's state that holds what is in the segment so far; nothing at its beginning."""
@@ -41,20 +41,24 @@ class ActingStep(nn.Module):
     """Maps the observation's parts, last actions, rewards, resets and a state to what the agent does with them.
 
     Args:
-        agent: it is not changed.
+        agent: it is put into evaluation mode.
 
     Attributes:
-        observation_names: of the observation's parts, in order; the last is "instruction" if there is one.
+        observation_names: of the observation's parts, in order.
         state_tensors: what the state is made of, in order.
+
+    Raises:
+        ValueError: if the agent reads instructions, whose encoder depends on how many are equal.
     """
 
     def __init__(self, agent: Agent) -> None:
         super().__init__()
         self.agent = agent.eval()
-        shape, _, vocabulary, _ = agent.made_for
-        self.several = bool(shape) and isinstance(shape[0], tuple)
-        names = [f"observation_{index}" for index in range(len(shape))] if self.several else ["observation"]
-        self.observation_names = [*names, "instruction"] if vocabulary else names
+        if agent.instruction is not None:
+            raise ValueError("agent: expected one without instructions, got one that reads them")
+        self.observation_names = ["observation"]
+        if isinstance(agent.blank(1), tuple):
+            self.observation_names = [f"observation_{index}" for index in range(len(agent.blank(1)))]
         self.segment_size = getattr(agent.core.config, "segment_size", 0)
         self.template = agent.initial_state(1)
         self.state_tensors = self._state_tensors()
@@ -83,6 +87,10 @@ class ActingStep(nn.Module):
                 StateTensor("resets", (self.segment_size,), "bool", 0.0, "which of these steps began an episode"),
             ]
         return found
+
+    def blank(self, rows: int) -> tuple[Tensor, ...]:
+        """Parts of an observation of zeros, [rows, ...] each."""
+        return tuple(part[:, 0] for part in leaves(self.agent.blank(rows)))
 
     def initial_state(self, rows: int) -> list[Tensor]:
         """The tensors of the state before the first step."""
@@ -116,11 +124,10 @@ class ActingStep(nn.Module):
         """
         agent = self.agent
         parts = tuple(part[:, None] for part in observation)
-        seen: Sensed = parts[: len(parts) - ("instruction" in self.observation_names)]
-        if not self.several:
-            seen = seen[0]
-        known = Observation(seen, parts[-1]) if "instruction" in self.observation_names else seen
-        encoded = agent.encode(known, last_action[:, None], last_reward[:, None])
+        seen: Sensed = parts
+        if self.observation_names == ["observation"]:
+            seen = parts[0]
+        encoded = agent.encode(seen, last_action[:, None], last_reward[:, None])
         remember = self._within_segment if self.segment_size else self._remember
         features, after = remember(encoded.inputs, reset[:, None], state)
         parameters, value = agent.decide(features, encoded.inputs, encoded.shown)

@@ -1,7 +1,7 @@
 """The actor-critic: encoders of observation, last action and last reward, a recurrent core, policy and value heads."""
 
 import copy
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -19,6 +19,7 @@ from agent.encoders import (
     VectorTorso,
     make_reconstruction,
     make_torso,
+    parts_of,
     vector_sizes,
     vectors_of,
 )
@@ -124,7 +125,7 @@ class Agent(nn.Module):
             kind = "an environment with instructions" if has_instructions else "an environment without instructions"
             raise ValueError(f"instruction: expected {has_instructions} in {kind}, got {config.instruction}")
         self.config = config
-        self.made_for = (observation_shape, actions, vocabulary, popart_tasks)
+        self.made_for: tuple[Any, ActionSpace, int, int] = (observation_shape, actions, vocabulary, popart_tasks)
         self.distribution = make_policy(actions, config.action_bounds, config.action_scale)
         model_size = config.core.model_size
 
@@ -170,6 +171,19 @@ class Agent(nn.Module):
     def alone(self) -> "Agent":
         """A copy, without a teacher."""
         return copy.deepcopy(self)
+
+    def blank(self, rows: int) -> Sensed | Observation:
+        """An observation of zeros, [rows, 1, ...], as `forward` takes it."""
+        shape, _, vocabulary, _ = self.made_for
+        several = parts_of(shape)
+        parts = []
+        for part in several or (shape,):
+            dtype = torch.uint8 if len(part) == 3 else torch.float32
+            parts.append(torch.zeros(rows, 1, *part, dtype=dtype))
+        sensed = tuple(parts) if several else parts[0]
+        if not vocabulary:
+            return sensed
+        return Observation(sensed, torch.zeros(rows, 1, 1, dtype=torch.int64))
 
     def initial_state(self, batch_size: int) -> State:
         """The core's state before an episode."""

@@ -295,15 +295,13 @@ class InstructionEncoder(nn.Module):
         Zeros where there is no word. Equal instructions are encoded once, because an episode has few different ones;
         counting them waits for the GPU.
         """
-        # Each different instruction once; in an exported graph, all of them.
-        different, index = words, slice(None)
-        if not torch.compiler.is_exporting():
-            different, index = torch.unique(words, dim=0, return_inverse=True)
+        # Each different instruction once.
+        different, index = torch.unique(words, dim=0, return_inverse=True)
         outputs, _ = self.lstm(self.embedding(different))
 
         # The output at the last word.
         length = (different != 0).sum(dim=1)
-        rows = torch.arange(different.shape[0], device=words.device)
+        rows = torch.arange(len(different), device=words.device)
         last = outputs[rows, (length - 1).clamp(min=0)]
         encoded = last.masked_fill((length == 0)[:, None], 0.0)
         return encoded[index]

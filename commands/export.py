@@ -4,6 +4,7 @@ file for other programs."""
 import dataclasses
 import json
 import os
+import shlex
 
 import torch
 from rich.console import Console
@@ -67,8 +68,11 @@ def _export_file(options: ExportOptions, run: Run, console: Console) -> None:
         about = {"run": run.name, "environment": trained.env, "steps": trained.checkpoint.step}
     with user_errors("output"):
         WRITERS[path.suffix](trained.agent, path, about)
-    play = f"; play with it: python examples/play_onnx.py {path} {trained.env}" * (path.suffix == ".onnx")
-    say(console, f"{path}  {path.stat().st_size / 1e6:.1f} MB{play}")
+    said = f"{path}  {path.stat().st_size / 1e6:.1f} MB"
+    _, actions, *_ = trained.agent.made_for
+    if path.suffix == ".onnx" and isinstance(actions, int):  # what the example plays
+        said += f"; play with it: python examples/play_onnx.py {shlex.quote(str(path))} {shlex.quote(trained.env)}"
+    say(console, said)
 
 
 def _alone(config: RunConfig) -> RunConfig:

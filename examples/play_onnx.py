@@ -3,7 +3,8 @@
     pip install onnxruntime
     python examples/play_onnx.py agent.onnx rooms:full-half
 
-The file says how its state begins: `metadata` has a line for each of its tensors. Only the environment is ours.
+The file says how its state begins: `metadata` has an entry for each of its tensors. Only the environment is ours.
+This is for one image or vector and one choice of several actions.
 """
 
 import json

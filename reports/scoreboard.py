@@ -16,17 +16,18 @@ import numpy as np
 import torch
 
 from envs import reference_scores
-from reports.comparison import Estimate, FinishedRun, estimate, memory_bytes
+from reports.comparison import KIND, Estimate, FinishedRun, estimate, memory_bytes
 from reports.comparison_page import FOLDER, cell_text, interval, significant, to_csv
 from reports.pages import write_page
 from reports.statistics import interquartile_mean, mean
 from storage.files import replacing
 from training.config import RunConfig
 from training.console import quantity
-from training.factories import interface, make_agent
+from training.factories import make_agent
 from training.sweep import label
 
-NORMALISED = ("human_normalised", "oracle_normalised")
+NORMALISED = [scale.final for scale in KIND["launch"].scales if scale.threshold is not None]
+"""Scores in percent of the best known, the preferred one first."""
 REFERENCES = {"random": "random", "memoryless": "best without memory", "oracle": "oracle", "human": "human"}
 """Scores that are not agents', see `envs.reference_scores`, and their names in tables."""
 ROWS, STEPS = 16, 20
@@ -136,11 +137,8 @@ def acting_speed(config: RunConfig) -> float:
     torch.set_num_threads(1)
     try:
         with torch.random.fork_rng([]), torch.no_grad():
-            agent = make_agent(config).eval()
-            shape = interface(config.env).observation_shape
-            parts = shape if isinstance(shape[0], tuple) else (shape,)
-            seen = tuple(torch.zeros(ROWS, 1, *part, dtype=torch.uint8 if len(part) == 3 else None) for part in parts)
-            observation = seen if isinstance(shape[0], tuple) else seen[0]
+            agent = make_agent(config).alone().eval()
+            observation = agent.blank(ROWS)
             action = agent.distribution.none(ROWS)[:, None]
             reset = torch.zeros(ROWS, 1, dtype=torch.bool)
             state = agent.with_cache(agent.initial_state(ROWS))

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from agent import Agent
 from agent.acting_step import ActingStep
@@ -34,6 +33,7 @@ def write_onnx(agent: Agent, path: Path, about: Json) -> None:
 
     Raises:
         ImportError: if the extra `onnx` is not installed.
+        ValueError: if the agent reads instructions.
         OSError: if the file cannot be written.
     """
     missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
@@ -82,7 +82,7 @@ def describe(step: ActingStep, about: Json) -> Json:
     """What the metadata say: inputs, the state and how it begins, and what the policy's parameters are."""
     parts = [
         {"name": name, "shape": list(part.shape[1:]), "dtype": str(part.dtype).removeprefix("torch.")}
-        for name, part in zip(step.observation_names, _observation(step, 1), strict=True)
+        for name, part in zip(step.observation_names, step.blank(1), strict=True)
     ]
     policy = step.agent.distribution
     first = policy.none(1)
@@ -95,26 +95,9 @@ def describe(step: ActingStep, about: Json) -> Json:
     }
 
 
-def _observation(step: ActingStep, rows: int) -> tuple[Tensor, ...]:
-    """Empty observations, part by part."""
-    shape, _, vocabulary, _ = step.agent.made_for
-    shapes: Any = shape if step.several else (shape,)
-    parts = []
-    for part in shapes:
-        dtype = torch.uint8 if len(part) == 3 else torch.float32
-        parts.append(torch.zeros(rows, *part, dtype=dtype))
-    if vocabulary:
-        parts.append(torch.zeros(rows, WORDS, dtype=torch.int64))
-    return tuple(parts)
-
-
-WORDS = 32
-"""Words of an instruction in the graph; see `envs.observations`."""
-
-
 def _example(step: ActingStep) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Arguments of a step, and which of their axes is the number of rows."""
-    observation = _observation(step, ROWS)
+    observation = step.blank(ROWS)
     action = step.agent.distribution.none(ROWS)
     arguments: tuple[Any, ...] = (observation, action, torch.zeros(ROWS), torch.ones(ROWS, dtype=torch.bool))
     rows = {0: torch.export.Dim("rows")}

@@ -247,6 +247,8 @@ def label(configs: Sequence[Configuration]) -> list[str]:
         """Which configurations a field is compared with: those of the same core, on the same data, or all."""
         if name.startswith(f"{core}."):
             return f"core {own[name_field]}"  # a field of the core says nothing about another core
+        if name == "env":
+            return f"evaluated in {own.get('eval_env')}"
         return f"data {learned_from}" if name in OF_DATA else "all"
 
     values = defaultdict[tuple[str, str], set[str]](set)
@@ -260,7 +262,9 @@ def label(configs: Sequence[Configuration]) -> list[str]:
         parts = []
         for name, value in own.items():
             differs = len(values[rivals(name, own, learned_from), name]) > 1
-            if differs and name not in IGNORED:
+            # Tasks are where agents are evaluated; those that learned elsewhere for it are other variants.
+            is_ignored = name in IGNORED and not (name == "env" and own.get("eval_env"))
+            if differs and not is_ignored:
                 parts.append(_difference(name, value))
         # The core alone is enough if it is the only variant with that core.
         title = own_core

@@ -164,9 +164,10 @@ class RoomsVectorEnv(BatchedEnv):
         self._images = np.zeros((num_envs, *config.image_shape), np.uint8)
         self._views = np.zeros((num_envs if config.shrink > 1 else 1, *config.view_shape), np.uint8)
         self._rewards = np.zeros(num_envs)
-        # The same state with the level's own look, which is drawn where the observation has a second view.
-        self._own_state = self.state._replace(look=np.zeros_like(self.state.look))
-        self._own_images = np.zeros_like(self._images)
+        if config.own_view:  # the same state with the level's own look, in which nothing happens when it is drawn
+            self._own_state = self.state._replace(look=np.zeros_like(self.state.look))
+            self._own_images = np.zeros_like(self._images)
+            self._nothing = np.zeros(num_envs, bool), np.full(num_envs, -1), np.zeros(num_envs)
 
     def entropy(self, seed: int, row: int) -> tuple[int, int]:
         return seed, row
@@ -181,9 +182,7 @@ class RoomsVectorEnv(BatchedEnv):
     def observe(self) -> NDArray[np.uint8] | tuple[NDArray[np.uint8], ...]:
         if not self.config.own_view:
             return self._images.copy()
-        no_rows, no_actions = np.zeros(self.num_envs, bool), np.full(self.num_envs, -1)
-        unused = np.zeros(self.num_envs)
-        _run(self.level, self.scene, self._own_state, no_rows, no_actions, unused, self._views, self._own_images)
+        _run(self.level, self.scene, self._own_state, *self._nothing, self._views, self._own_images)
         return self._images.copy(), self._own_images.copy()
 
     def oracle_actions(self) -> NDArray[np.int64]:

@@ -48,7 +48,8 @@ def uniform(bits: np.uint64, k: int, low: float, high: float) -> float:
 def drawn(scene: Any, state: Any, i: int) -> Look:
     """The look of environment i's episode, from `render.Scene` and `level.State`, which are defined above this module.
 
-    Objects lose up to a quarter of their brightness, and their colours change by a tenth: they remain distinct.
+    Objects lose up to a quarter of their brightness, and their colours change by a tenth: they remain
+    distinct, but for one look in forty, in which a wall has nearly an object's colour or all is very dark.
     """
     bits, hud = state.look[i], 1.0 if scene.hud else 0.0
     if bits == 0:

@@ -2,12 +2,15 @@
 
 import json
 import math
+import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import envs
+from commands.compare import _cost
+from commands.options import CompareOptions
 from commands.parsing import parse_train
 from reports.comparison import Estimate, read_run
 from reports.scoreboard import acting_speed, as_files, as_table, scoreboard, write_scoreboard
@@ -18,6 +21,7 @@ from training.config import RunConfig, core_name, to_plain
 from training.presets import make_preset
 from training.suites import SUITES, Task
 from training.sweep import label, make_suite, make_trials
+from training.trainer import Trainer
 
 SHORT, LONG, OPEN = "diagnostic:recall,delay=3", "diagnostic:recall,delay=9", "diagnostic:color-cubes"
 
@@ -43,6 +47,30 @@ def test_a_suite_trains_every_core_on_every_task_one_seed_after_the_other() -> N
     assert len(suite_of(tasks, cores=("gru",))) == 4, "one core is enough"
     with pytest.raises(UserError, match=r"^--env: expected options that hold for all tasks of the suite"):
         suite_of(tasks, "--env", LONG)
+
+
+def test_agents_that_learned_elsewhere_are_other_variants() -> None:
+    """If they are evaluated in one environment, which is their task."""
+    tasks = (Task("near", SHORT, 2000, LONG), Task("same", LONG, 2000, LONG))
+    titles = label([*suite_of(tasks, cores=("gru",)).values()])
+    assert titles == [f"gru (env {SHORT})", f"gru (env {LONG})"] * 2
+
+
+def test_the_cost_is_that_of_all_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Frames a second are measured for each task with the first core and for each core on the first task."""
+    tried = []
+
+    def try_out(trainer: Trainer) -> float:
+        tried.append((trainer.config.env, core_name(trainer.config)))
+        return {"gru": 100.0, "lstm": 50.0}[tried[-1][1]] * {SHORT: 1.0, LONG: 0.5}[tried[-1][0]]
+
+    monkeypatch.setattr(Trainer, "try_out", try_out)
+    monkeypatch.setattr(os, "cpu_count", lambda: 2)
+    trials = suite_of((Task("short", SHORT, 6000), Task("long", LONG, 12_000)))
+    said = _cost(trials, CompareOptions(suite="memory"))
+    assert tried == [(SHORT, "gru"), (SHORT, "lstm"), (LONG, "gru")]
+    # Two seeds of 60, 120, 240 and 480 s, two at a time.
+    assert said.startswith("about 15:00 for 8 runs of 1:00 to 8:00 each, 2 at a time")
 
 
 @pytest.mark.parametrize("name", SUITES)
@@ -139,7 +167,7 @@ def test_its_files_and_its_page(tmp_path: Path) -> None:
     assert [float(row["return"]) for row in found] == [1.0, 0.5]
 
 
-@pytest.mark.parametrize("env", [SHORT, "rooms:small", "diagnostic:tmaze"])
+@pytest.mark.parametrize("env", [SHORT, "rooms:small", "gym:tests.envs.odd:Many-v0"])
 def test_acting_is_measured_for_any_observation(env: str) -> None:
     assert acting_speed(parse_train("launch", ["--preset", "general", "--env", env]).config) > 100
 

@@ -142,9 +142,13 @@ def test_random_looks_stay_within_their_ranges(env: RoomsVectorEnv) -> None:
 
 
 @pytest.mark.parametrize("group", FAMILIES)
-def test_objects_are_seen_and_told_apart_by_colour_in_every_look(group: str) -> None:
-    """The sphere's glow differs from what is behind it, and is nearest to its own colour among the level's three."""
-    env = RoomsVectorEnv(MEMBERS, RANDOMISED[group])
+def test_objects_are_seen_and_told_apart_by_colour(group: str) -> None:
+    """The sphere's glow differs from what is behind it, and is nearest to its own colour among the level's three.
+
+    Not in every look: a wall may have nearly the colour of an object, and all may be dark.
+    """
+    looks = 64
+    env = RoomsVectorEnv(looks, RANDOMISED[group])
     env.reset(seed=7)
     state = env.get_state()
     state["shown"][:] = -100
@@ -157,13 +161,13 @@ def test_objects_are_seen_and_told_apart_by_colour_in_every_look(group: str) -> 
             state["match"][:], state["match_side"][:] = item, 0
         state["taken"][:] = -1 if item is not None else 0
         views[item] = env.set_state(state)[:, 10:58, 30:66].astype(float)
+    told = []
     for colour in range(3):
         image = views[30 + colour]
         changed = np.abs(image - views[None]).max(3) > 40
-        told = []
-        for member in range(MEMBERS):
-            glow = image[member][changed[member]]
-            bright = glow[glow.max(1) > 110]
+        for one in range(looks):
+            glow = image[one][changed[one]]
+            bright = glow[glow.max(1, initial=0) > 110]
             nearest = np.argmax(bright @ palette.T / np.linalg.norm(bright, axis=1, keepdims=True), axis=1)
-            told.append(len(bright) > 20 and np.mean(nearest == colour) > 0.8)
-        assert np.mean(told) > 0.9, "a wall may have an object's colour, or its light be very faint"
+            told.append(changed[one].sum() > 60 and (nearest == colour).sum() > 0.8 * len(nearest))
+    assert np.mean(told) >= 0.95

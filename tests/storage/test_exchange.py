@@ -11,37 +11,13 @@ import torch
 
 from agent import Agent, AgentConfig
 from agent.acting_step import ActingStep
-from agent.core import (
-    CompressiveTransformerConfig,
-    DeltaNetConfig,
-    GatedTransformerXLConfig,
-    GRUConfig,
-    LRUConfig,
-    LSTMConfig,
-    MemorylessConfig,
-    MinGRUConfig,
-    RoutingTransformerConfig,
-    TransformerXLConfig,
-)
+from agent.core import CORES as NAMES
 from agent.policies import Choice, Numbers
 from storage.exchange import KEY, describe, write_onnx, write_program
+from tests.agent.cores import CONFIGS, SIZE
 
-SIZES = {"model_size": 16, "num_layers": 2, "num_heads": 2, "mlp_size": 16, "segment_size": 4, "memory_size": 4}
-CORES: dict[str, Any] = {
-    "compressive": CompressiveTransformerConfig(**SIZES, compressed_size=4, compression_rate=2),
-    "most-used": CompressiveTransformerConfig(
-        **SIZES, compressed_size=4, compression_rate=2, compression="most-used", compression_loss="none"
-    ),
-    "transformer-xl": TransformerXLConfig(**SIZES),
-    "gated-transformer-xl": GatedTransformerXLConfig(**{**SIZES, "norm": "pre"}),
-    "routing": RoutingTransformerConfig(**SIZES, window=4, clusters=3, groups=2),
-    "lstm": LSTMConfig(16),
-    "gru": GRUConfig(16),
-    "mingru": MinGRUConfig(16, 2, 16),
-    "lru": LRUConfig(16, 2, 16),
-    "deltanet": DeltaNetConfig(16, 2, 16, 2),
-    "memoryless": MemorylessConfig(16, 2, 16),
-}
+CORES: dict[str, Any] = {name: next(iter(CONFIGS[name].values())) for name in NAMES}
+CORES["most-used"] = CONFIGS["compressive"]["most-used"]
 IMAGE, VECTOR = (12, 16, 3), (5,)
 needs_onnx = pytest.mark.skipif(
     any(importlib.util.find_spec(name) is None for name in ("onnx", "onnxscript", "onnxruntime")),
@@ -110,7 +86,7 @@ def test_the_state_is_described() -> None:
     said = describe(ActingStep(make_agent(CORES["compressive"])), {"task": "any"})
     names = [each["name"] for each in said["state"]]
     assert names == ["memory_0", "memory_1", "compressed_0", "compressed_1", "age", "offset", "inputs", "resets"]
-    assert said["state"][0]["shape"] == (4, 16)
+    assert said["state"][0]["shape"] == (4, SIZE)
     assert said["task"] == "any"
     assert said["policy"] == {"kind": "Categorical", "parameters": 4}
     assert said["last_action"] == {"shape": [], "at an episode's start": -1}
@@ -147,6 +123,12 @@ def test_onnx_acts_as_the_agent_does(core: str, shape: Any, actions: Any, tmp_pa
             np.testing.assert_allclose(parameters, expected[0], rtol=0, atol=1e-4)
             np.testing.assert_allclose(action, expected[1], rtol=0, atol=1e-4)
             np.testing.assert_allclose(value, expected[2], rtol=0, atol=1e-4)
+
+
+def test_agents_that_read_instructions_are_refused() -> None:
+    reading = Agent(AgentConfig(torso="small", core=CORES["gru"], instruction=True), VECTOR, 4, vocabulary=9)
+    with pytest.raises(ValueError, match=r"^agent: expected one without instructions"):
+        ActingStep(reading)
 
 
 def test_a_program_of_torch_acts_as_the_agent_does(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """Which episodes an evaluation counts, how scores of several tasks are joined, and metrics as gauges of Ray."""
 
+import dataclasses
 import math
 from pathlib import Path
 from typing import Any
@@ -11,9 +12,13 @@ import envs
 from actors import Episode
 from actors.evaluation import ScriptedActor, play_episodes
 from storage.metrics import MetricsWriter
+from storage.run import Run
 from tests.actors.counting import Counting
+from tests.training.test_trainer import CONFIG, train
 from training.cluster import RayGauges, gauge_name
-from training.evaluation import as_metrics, summarize
+from training.config import to_plain
+from training.evaluation import as_metrics, evaluate, load_trained_agent, play, summarize
+from training.trainer import Trainer
 
 
 class TwoAndTwenty(Counting):
@@ -64,3 +69,19 @@ def test_every_finite_metric_goes_to_the_gauges(tmp_path: Path, monkeypatch: pyt
     assert name == "compressive_a_b_c_d_e_f"
     returns = [("compressive_episode_return", "a", value) for value in (1.5, -0.5)]
     assert rows == [*returns, (name, "a", 2.0)]
+
+
+def test_a_run_may_be_evaluated_elsewhere(tmp_path: Path) -> None:
+    """In an environment with the same interface, which needs a permission like that of the training."""
+    config = dataclasses.replace(CONFIG, env="diagnostic:recall,delay=3", eval_env="diagnostic:recall,delay=9")
+    trainer = train(dataclasses.replace(config, eval_episodes=2), tmp_path / "run", 1)
+    assert evaluate(trainer.config, trainer.agent)["environment"] == config.eval_env
+    assert load_trained_agent(Run(tmp_path / "run")).env == config.eval_env
+    assert {episode.steps for episode in play(trainer.config, trainer.agent, 2)} == {10}
+
+    with pytest.raises(ValueError, match=r"^env: expected observations \[5\].* got observations \[7\].*symbols=6"):
+        Trainer(dataclasses.replace(config, eval_env="diagnostic:recall,symbols=6"), Run(""), local=True)
+    foreign = dataclasses.replace(config, eval_env="dm:os:system")
+    Run(tmp_path / "run").write_config(to_plain(foreign))
+    with pytest.raises(ValueError, match=r"'dm:os:system' can run any code"):
+        load_trained_agent(Run(tmp_path / "run"))
