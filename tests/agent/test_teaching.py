@@ -94,6 +94,14 @@ def test_a_learner_trains_it_towards_the_teacher_who_stays() -> None:
     assert not any(parameter.grad is not None for parameter in agent.teacher.parameters())
 
 
+def test_the_cost_of_the_teacher_falls() -> None:
+    config = LearnerConfig(device="cpu", learning_rate=1e-9, teacher_cost=4.0, teacher_cost_end=0.0)
+    learner, batch = Learner(make_taught(), config, 80), taught_batch()
+    found = [learner.update(batch) for _ in range(4)]
+    begin, *_, end = (update["loss/teacher"] for update in found)
+    assert begin > found[1]["loss/teacher"] > end == 0
+
+
 def test_the_teacher_has_no_dropout() -> None:
     agent = make_taught().train()
     assert agent.training

@@ -10,7 +10,7 @@ import envs
 from envs.registry import rooms_config
 from envs.rooms import RoomsEnv, RoomsVectorEnv, look, oracle_actions
 from envs.rooms.level import ROOM_2
-from envs.rooms.surfaces import FAMILIES, noise
+from envs.rooms.surfaces import FAMILIES, Pattern, noise
 from envs.rooms.textures import TILE
 
 MEMBERS = 16
@@ -112,6 +112,15 @@ def test_groups_share_no_surface() -> None:
         batch.reset(seed=1)
         for part in ("floor", "wall", "sky"):
             assert (min(getattr(one, part) for one in looks(batch)) == 0) == (group == "train")
+
+
+@pytest.mark.parametrize("pattern", [each for family in FAMILIES.values() for each in family])
+def test_patterns_are_shades(pattern: Pattern) -> None:
+    """In 0..1, and not all the same, but for a plain surface."""
+    x, y = np.meshgrid(np.arange(0.5, TILE), np.arange(0.5, 128), indexing="ij")
+    drawn = np.stack([pattern(x, y, np.random.default_rng(seed)) for seed in range(20)])
+    assert 0 <= drawn.min() < drawn.max() <= 1
+    assert (np.ptp(drawn, axis=(1, 2)).mean() > 0.2) == (pattern.__name__ != "_flat")
 
 
 def test_noise_repeats_with_the_tile_of_a_wall() -> None:
