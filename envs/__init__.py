@@ -10,6 +10,7 @@ scores, `guard.py` handles environments that raise or hang.
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from envs import names
 from envs.guard import EnvironmentFailed, EnvironmentLost, WrongOutput, limit_calls
 
 if TYPE_CHECKING:
@@ -35,6 +36,7 @@ __all__ += ["drawing", "foreign_code", "held_out", "make_device", "make_vector"]
 __all__ += ["parse_spec", "prepare", "require_consent", "tasks", "untaught", "with_view"]
 __all__ += ["chance_of_choice", "mean_normalised", "reference_scores"]
 
+names.register()
 
 _MODULES = {
     **dict.fromkeys(("ActionVector", "Choice", "Numbers"), "envs.actions"),

@@ -13,7 +13,7 @@ from gymnasium.utils.env_checker import check_env
 
 import envs
 from envs.registry import rooms_config
-from envs.rooms import RoomsConfig, RoomsEnv, RoomsVectorEnv
+from envs.rooms import VARIANTS, RoomsConfig, RoomsEnv, RoomsVectorEnv
 from envs.rooms.config import RANGES
 
 TINY = RoomsConfig(image_height=16, image_width=16, hud=False, episode_frames=64)
@@ -51,14 +51,21 @@ def test_wrong_calls_of_batched_environments(spec: str) -> None:
         envs.make_vector(spec, 0)
 
 
-@pytest.mark.parametrize("suffix", ["", "-Transfer", "-Small-Recall-66"])
-def test_registered_names(suffix: str) -> None:
-    name = f"compressive/RoomsSelectNonmatchingObject{suffix}-v0"
-    env = gymnasium.make(name)
-    assert env.reset(seed=0)[0].shape == env.observation_space.shape
-    batch = gymnasium.make_vec(name, num_envs=3)
+@pytest.mark.parametrize("name", ["Rooms", "Rooms-Full", "Rooms-Transfer", "Rooms-SmallRecall", "Rooms-SmallRecall66"])
+def test_registered_names(name: str) -> None:
+    env = gymnasium.make(f"compressive/{name}-v0", render_mode="rgb_array")
+    check_env(env.unwrapped, skip_render_check=False)
+    env.reset(seed=0)
+    assert env.render().shape == env.observation_space.shape
+    batch = gymnasium.make_vec(f"compressive/{name}-v0", num_envs=3)
     assert isinstance(batch, RoomsVectorEnv)
     assert batch.reset(seed=0)[0].shape == (3, *env.observation_space.shape)
+
+
+def test_every_variant_has_a_name() -> None:
+    assert set(envs.names.ROOMS) == set(VARIANTS)
+    assert gymnasium.make("compressive/Rooms-v0").unwrapped.config == VARIANTS["full"]
+    assert gymnasium.make(envs.names.rooms_name("small-recall-long")).unwrapped.config == VARIANTS["small-recall-long"]
 
 
 @pytest.mark.parametrize("field", RANGES)
@@ -100,7 +107,7 @@ def test_specs() -> None:
     assert not rooms_config("full", {"hud": "False"}).hud
     one, other = envs.make_vector("rooms:small", 2), envs.make_vector("rooms:small", 2, stream=4)
     assert (one.reset(seed=3)[0] == other.reset(seed=3)[0]).all(), "rooms need no streams"
-    imported = "gym:envs.rooms:compressive/RoomsSelectNonmatchingObject-Small-v0"
+    imported = "gym:envs:compressive/Rooms-Small-v0"
     assert envs.make_vector(imported, 1).num_envs == 1
 
 
