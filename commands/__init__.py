@@ -32,16 +32,20 @@ look    runs        the runs of a folder: state, score, and what to type next
         watch       these pages in the browser, live while runs train
         mirror      a run's metrics in Weights & Biases
 use     evaluate    scores of trained agents, of an oracle, or of random actions
-        export      a trained agent in a small folder, to share it
+        export      a trained agent in a small folder, or as ONNX for other programs
+        push, pull  share agents through the Hugging Face Hub
         completion  commands and options for bash and zsh
 
 begin   compressive launch              two CPU cores, under 10 minutes
         compressive COMMAND --help      the options of a command
         compressive --version
 """
-_NAMES = "launch evaluate visualize report compare export status runs watch mirror completion"
+_NAMES = "launch evaluate visualize report compare export push pull status runs watch mirror completion"
 COMMANDS = {name: name for name in _NAMES.split()} | dict.fromkeys(("text", "speech", "images"), "sequence")
 """Modules of commands by the name of the command; each has a function of its own name."""
+
+TALKATIVE = ("httpx", "httpx2", "matplotlib.font_manager")
+"""Loggers that say what is no news: every request, and where fonts are."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -94,6 +98,8 @@ def _run(name: str, words: list[str]) -> None:
 
     line = "%(asctime)s %(levelname)s %(message)s"
     logging.basicConfig(level=logging.INFO, format=line, datefmt="%H:%M:%S", handlers=[_Log()], force=True)
+    for package in TALKATIVE:
+        logging.getLogger(package).setLevel(logging.WARNING)
     threading.excepthook = _thread_failed
     ensure_cache_folder()
     # The user's own environments are found in the working directory. It is last, so that it hides no package.

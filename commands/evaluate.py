@@ -1,5 +1,7 @@
 """`compressive evaluate`: scores of trained agents, of an oracle or of random actions."""
 
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -11,7 +13,8 @@ from commands.shared_options import PlayOptions
 from envs import limit_calls, prepare, tasks
 from reports.tables import evaluation_rows, print_evaluations
 from storage.errors import user_errors
-from storage.files import format_json, require_output
+from storage.files import format_json, is_url, require_output
+from storage.remote import opened
 from storage.run import Run
 from training.config import core_name
 from training.console import counting, say_all, say_skipped
@@ -28,14 +31,16 @@ def evaluate(options: EvaluateOptions) -> None:
     if options.video:
         with user_errors("video"):
             require_output(options.video)
-    players = [load(Run(run), options, console, options.env) for run in options.runs]  # all, before any plays
-    evaluated = []
-    for player in players:
-        run, config, agent, env, checkpoint = player
-        with counting(console, str(run), options.episodes * len(tasks(env)), "episodes") as progress:
-            episodes = play(config, agent, options.episodes, options.seed, not options.greedy, env, progress)
-        about = {"run": str(run), "checkpoint": str(checkpoint.path), "core": core_name(config)}
-        evaluated.append(about | summarize(episodes, env))
+    with opened_runs(options.runs, console) as runs:
+        players = [load(run, options, console, options.env) for run in runs]  # all, before any plays
+        evaluated = []
+        for name, player in zip(options.runs, players):
+            run, config, agent, env, checkpoint = player
+            with counting(console, name, options.episodes * len(tasks(env)), "episodes") as progress:
+                episodes = play(config, agent, options.episodes, options.seed, not options.greedy, env, progress)
+            place = str(checkpoint.path).replace(str(run), name) if is_url(name) else str(checkpoint.path)
+            about = {"run": name, "checkpoint": place, "core": core_name(config)}
+            evaluated.append(about | summarize(episodes, env))
     if options.video:
         from reports.video import film
 
@@ -43,6 +48,15 @@ def evaluate(options: EvaluateOptions) -> None:
         with console.status("filming"), user_errors("video"):
             film(record(config, agent, 2, options.seed, not options.greedy, env), options.video)
     _print(evaluated, options, console)
+
+
+@contextmanager
+def opened_runs(names: Sequence[str], console: Console) -> Iterator[list[Run]]:
+    """Runs by folder or URL; those of URLs are copied, and the copies are removed at the end."""
+    with ExitStack() as stack:
+        with user_errors(), console.status("downloading") if any(map(is_url, names)) else nullcontext():
+            runs = [stack.enter_context(opened(name)) for name in names]
+        yield runs
 
 
 def load(run: Run, options: PlayOptions, console: Console, env: str | None = None) -> TrainedAgent:

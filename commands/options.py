@@ -23,6 +23,7 @@ from commands.shared_options import (
 from sequences.images.config import ImagesConfig, ImagesEvaluation, ImagesSampling
 from sequences.speech.config import SpeechConfig, SpeechEvaluation, SpeechSampling
 from sequences.text.config import TextConfig, TextEvaluation, TextSampling
+from storage.files import is_url
 from training.config import RunConfig, permissions
 from training.console import program
 from training.suites import SUITES
@@ -133,11 +134,13 @@ class EvaluateOptions(PlayOptions):
 
       compressive evaluate runs/NAME                            the agent of a run
       compressive evaluate runs/A runs/B --greedy               several agents, in one table
+      compressive evaluate hf://USER/NAME                       an agent on the Hugging Face Hub
       compressive evaluate --policy oracle --env rooms:full     what can be reached there, or by chance (random)
     """
 
-    runs: Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="[DIR [DIR ...]]")] = ()
-    """Folders of runs, as `compressive launch` created them; the last readable checkpoint of each is used."""
+    runs: Annotated[Words, tyro.conf.Positional, tyro.conf.arg(metavar="[DIR|URL [DIR|URL ...]]")] = ()
+    """Folders of runs, as `compressive launch` created them, or of shared ones the URL, such as hf://USER/NAME; the last
+    readable checkpoint of each is used."""
     policy: Literal["agent", "oracle", "random"] = "agent"
     """Who plays: the agents of the runs, or in an environment (--env) without any run an oracle that reads its state,
     or uniform random actions."""
@@ -172,8 +175,9 @@ class VisualizeOptions(PlayOptions):
       compressive visualize runs/A runs/B --output FOLDER     several agents, side by side in the same episodes
     """
 
-    runs: Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="DIR [DIR ...]")]
-    """Folders of runs; the last readable checkpoint of each is used."""
+    runs: Annotated[Words, tyro.conf.Positional, tyro.conf.arg(metavar="DIR|URL [DIR|URL ...]")]
+    """Folders of runs, or of shared ones the URL, such as hf://USER/NAME; the last readable checkpoint of each is
+    used."""
     episodes: Positive = 2
     """Episodes to play; if there are several tasks, of the first."""
     output: Annotated[Path | None, tyro.conf.arg(metavar="DIR")] = None
@@ -186,6 +190,8 @@ class VisualizeOptions(PlayOptions):
             raise ValueError("DIR: expected a run")
         if len(self.runs) > 1 and self.output is None:
             raise ValueError("output: expected a folder for the pages of several runs")
+        if is_url(self.runs[0]) and self.output is None:
+            raise ValueError(f"output: expected a folder for the page of {self.runs[0]}")
 
 
 @dataclass(frozen=True)
@@ -212,6 +218,43 @@ class ExportOptions(AllowOptions, RunOptions):
 
     output: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="NEW")]
     """The new folder, or a new file whose name ends with .onnx or .pt2."""
+
+
+@dataclass(frozen=True)
+class PushOptions(AllowOptions, RunOptions):
+    """Publishes a trained agent on the Hugging Face Hub: its weights in half precision, its evaluation and curves, a
+    film, and a card that says how it was made.
+
+    The token is that of `hf auth login`, or HF_TOKEN. The commands of the run's launches are published with it.
+
+      compressive push runs/NAME USER/NAME --license apache-2.0
+    """
+
+    name: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="USER/NAME")]
+    """The repository; it is made if there is none, otherwise its content is replaced."""
+    license: str | None = None
+    """License of the agent, as the Hub abbreviates it: apache-2.0, mit, cc-by-4.0, ... None says nothing about it."""
+    private: bool = False
+    """Make a new repository that only its owner can see."""
+    video_episodes: Count = 2
+    """Episodes of the film; 0 for none."""
+
+
+@dataclass(frozen=True)
+class PullOptions(Checked):
+    """Copies an agent from the Hugging Face Hub, or from a run's folder behind any fsspec URL, into a new folder.
+
+    Pages are not copied, and nothing that is can run code.
+
+      compressive pull USER/NAME                     into runs/NAME
+      compressive pull hf://USER/NAME@v1 agent       a revision, into the folder agent
+      compressive pull s3://bucket/run
+    """
+
+    name: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="USER/NAME|URL")]
+    """The repository on the Hub, or a URL."""
+    output: Annotated[Path | None, tyro.conf.Positional, tyro.conf.arg(metavar="[NEW]")] = None
+    """The new folder; if not given, one in runs/ of the same name."""
 
 
 @dataclass(frozen=True)
@@ -378,6 +421,8 @@ OPTIONS: dict[str, Any] = {
     "report": ReportOptions,
     "compare": CompareOptions,
     "export": ExportOptions,
+    "push": PushOptions,
+    "pull": PullOptions,
     "status": StatusOptions,
     "runs": RunsOptions,
     "watch": WatchOptions,

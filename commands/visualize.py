@@ -6,7 +6,7 @@ import re
 from rich.console import Console
 
 from actors.recording import Recording
-from commands.evaluate import load
+from commands.evaluate import load, opened_runs
 from commands.options import VisualizeOptions
 from reports.episode import show
 from reports.pages import write_page
@@ -21,7 +21,12 @@ from training.evaluation import TrainedAgent, record, recording_title
 def visualize(options: VisualizeOptions) -> None:
     """Runs the command."""
     console = Console()
-    players = [load(Run(path), options, console) for path in options.runs]  # all, before any plays
+    with opened_runs(options.runs, console) as runs:
+        _visualize(options, runs, console)
+
+
+def _visualize(options: VisualizeOptions, runs: list[Run], console: Console) -> None:
+    players = [load(run, options, console) for run in runs]  # all, before any plays
     if len(envs := sorted({each.env for each in players})) > 1:
         raise UserError(f"DIR: expected runs in one environment, got {' and '.join(envs)}")
     folder, together = options.output or players[0].run.videos, len(players) > 1

@@ -1,4 +1,4 @@
-"""Figures of a comparison for papers, of the same data as its page, by matplotlib, which is optional."""
+"""Figures for papers and cards, of the same data as the pages, by matplotlib, which is optional."""
 
 import io
 from typing import Any
@@ -6,6 +6,7 @@ from typing import Any
 import matplotlib
 import numpy as np
 from matplotlib.figure import Figure
+from matplotlib.ticker import EngFormatter
 
 
 def draw(data: dict[str, Any]) -> dict[str, bytes]:
@@ -23,6 +24,25 @@ def draw(data: dict[str, Any]) -> dict[str, bytes]:
                 figure.savefig(content, format=kind, dpi=160, metadata={"Date": None} if kind == "svg" else None)
             found[f"{name}.{kind}"] = content.getvalue()
     return found
+
+
+def draw_chart(chart: dict[str, Any], unit: str) -> bytes:
+    """A PNG of one chart of what `pages/report.html` reads, over the axis "x" in a unit."""
+    figure = Figure((7.0, 3.2), layout="constrained")
+    axes = figure.subplots()
+    for index, line in enumerate(chart["series"]):
+        axes.plot(line["x"], np.array(line["y"], np.float64), linewidth=1.6, color=f"C{index}", label=line["name"])
+    for line in chart["lines"]:
+        axes.axhline(line["value"], color="0.4", linewidth=0.8, linestyle=":")
+        axes.annotate(line["name"], (1.0, line["value"]), xycoords=("axes fraction", "data"), va="center", color="0.3")
+    axes.set(xlabel=unit, ylabel=chart["title"])
+    axes.xaxis.set_major_formatter(EngFormatter(sep=" "))
+    axes.spines[["top", "right"]].set_visible(False)
+    if len(chart["series"]) > 1:
+        axes.legend(frameon=False)
+    content = io.BytesIO()
+    figure.savefig(content, format="png", dpi=120)
+    return content.getvalue()
 
 
 def _curves(data: dict[str, Any]) -> Figure:

@@ -1,0 +1,37 @@
+"""`compressive pull`: an agent of the Hugging Face Hub, or of any fsspec URL, as a folder of this machine."""
+
+from pathlib import Path
+
+from rich.console import Console
+
+from commands.options import PullOptions
+from storage.checkpoints import load_latest
+from storage.errors import UserError, user_errors
+from storage.files import is_url, new_folder
+from storage.remote import SCHEME, copy_run, require_hub_name
+from storage.run import Run
+from training.config import checkpoint_place, read_config
+from training.console import program, say, say_all
+
+
+def pull(options: PullOptions) -> None:
+    """Runs the command."""
+    console = Console()
+    url = options.name
+    with user_errors("NAME"):
+        if not is_url(url):
+            url = SCHEME + require_hub_name(url)
+    folder = options.output or Path("runs") / url.rstrip("/").rpartition("/")[2].partition("@")[0]
+    if folder.exists():
+        raise UserError(f"output: expected a new folder, and {folder} exists")
+    with user_errors(), console.status("downloading"):
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with new_folder(folder) as temporary:
+            copy_run(url, temporary)
+            # What cannot be played is not kept.
+            run = Run(temporary)
+            config = read_config(run)
+            checkpoint = load_latest(checkpoint_place(config, run))
+    size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+    say_all(console, {"environment": config.env, "steps": f"{checkpoint.step:,}", "folder": f"{folder}  {size / 1e6:.1f} MB"})
+    say(console, f"play with it: {program()} visualize {folder}")

@@ -1,0 +1,66 @@
+"""`compressive push`: a trained agent to the Hugging Face Hub, with a card, a learning curve and a film."""
+
+import tempfile
+from pathlib import Path
+
+from rich.console import Console
+
+from commands.options import PushOptions
+from commands.shared_options import PlayOptions
+from reports.card import CURVE, FILM, card, main_chart
+from reports.report import page_data, read_rows
+from storage.errors import UserError, user_errors
+from storage.files import Json, read_json
+from storage.remote import push_folder, require_login
+from storage.run import Run
+from training.console import program, say, say_all
+from training.evaluation import load_trained_agent, record
+from training.sharing import share
+
+
+def push(options: PushOptions) -> None:
+    """Runs the command."""
+    run, console = Run(options.run), Console()
+    with user_errors():
+        kind, _ = run.read_kind()
+        name = require_login(options.name)
+    if kind != "launch":
+        raise UserError(f"DIR: expected the run of an agent, got one of {kind}")
+    with tempfile.TemporaryDirectory(prefix="compressive-") as temporary:
+        folder = Path(temporary) / "agent"
+        with user_errors():
+            share(run, folder, options.allow)
+            _describe(run, folder, name, options, console)
+        size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+        with console.status("uploading"), user_errors():
+            address = push_folder(folder, name, options.private, f"{run.name} of compressive-impala")
+    say_all(console, {"pushed": f"{size / 1e6:.1f} MB", "address": address})
+    say(console, f"play with it: {program()} evaluate hf://{name}")
+
+
+def _describe(run: Run, folder: Path, name: str, options: PushOptions, console: Console) -> None:
+    """Adds a film, a curve and the card, which says of the run what the shared files do not."""
+    data = page_data(run, read_rows(run))
+    if options.video_episodes:
+        from reports.video import film
+
+        player = load_trained_agent(Run(folder), options.allow, None, PlayOptions().limits)
+        with console.status("filming"):
+            recordings = record(player.config, player.agent, options.video_episodes, in_detail=True)
+            film(recordings, folder / FILM)
+    chart = main_chart(data)
+    if chart:
+        from reports.figures import draw_chart
+
+        (folder / CURVE).write_bytes(draw_chart(chart, "frames"))
+    files = {path.name for path in folder.iterdir()}
+    text = card(name, data, _evaluation(Run(folder)), options.license, files)
+    (folder / "README.md").write_text(text)
+
+
+def _evaluation(run: Run) -> Json:
+    """The summary of the evaluation; empty if there is none."""
+    if not run.evaluation_file().is_file():
+        return {}
+    found = read_json(run.evaluation_file())
+    return found if isinstance(found, dict) else {}

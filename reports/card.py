@@ -1,0 +1,127 @@
+"""The card of a shared agent: README.md as the Hugging Face Hub shows it, of what the run's files say."""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from storage.files import Json
+
+LIBRARY = "compressive-impala"
+CURVE, FILM = "curve.png", "replay.mp4"
+"""Files beside the card; the Hub itself plays a film of that name."""
+
+TRAINING = ("environment", "core", "frames", "training time")
+"""Facts of the run that matter to others."""
+FILES = (
+    "All options are in `config.json`, the curves in `metrics.jsonl`. The weights are safetensors in half precision; "
+    "nothing in this repository is code."
+)
+
+
+def card(name: str, data: Mapping[str, Any], summary: Json, license: str | None, files: set[str]) -> str:
+    """The card as Markdown, below its metadata in YAML.
+
+    Args:
+        name: of the repository, USER/NAME.
+        data: of the run, as `reports.report.page_data` gives it.
+        summary: of the run's evaluation; empty if it was not evaluated.
+        license: of the agent, as the Hub abbreviates them, such as apache-2.0.
+        files: names of the files beside the card.
+
+    Raises:
+        ImportError: if huggingface_hub is missing.
+    """
+    parts = [f"---\n{_metadata(name, data, summary, license)}\n---", f"# {name.rpartition('/')[2]}", _introduction(data)]
+    if data["evaluation"]:
+        parts.append(_table(("evaluation", ""), data["evaluation"]))
+    else:
+        parts.append("It was not evaluated.")
+    if CURVE in files:
+        parts.append(f"![Training: {_main_chart(data)}]({CURVE})")
+    parts += ["## Use", _use(name), "## Training"]
+    facts = {name: data["facts"][name] for name in TRAINING if name in data["facts"]}
+    parts.append(_table(("training", ""), {"preset": data["preset"], **facts}))
+    for launch in data["launches"]:
+        parts.append(_table(("launch", ""), launch))
+    parts.append(FILES)
+    return "\n\n".join(parts) + "\n"
+
+
+def _metadata(name: str, data: Mapping[str, Any], summary: Json, license: str | None) -> str:
+    """What the Hub indexes: license, library, tags and the score."""
+    from huggingface_hub import EvalResult, ModelCardData
+
+    env = data["facts"]["environment"]
+    results = []
+    for metric, value, in_words in _scores(summary):
+        result = EvalResult(
+            task_type="reinforcement-learning",
+            task_name="reinforcement learning",
+            dataset_type=env,
+            dataset_name=env,
+            metric_type=metric,
+            metric_name=in_words,
+            metric_value=value,
+        )
+        results.append(result)
+    described = ModelCardData(
+        model_name=name.rpartition("/")[2],
+        license=license,
+        library_name=LIBRARY,
+        pipeline_tag="reinforcement-learning",
+        tags=["reinforcement-learning", "memory", "impala", data["facts"]["core"], env],
+        eval_results=results or None,
+    )
+    return described.to_yaml().strip()
+
+
+def _scores(summary: Json) -> list[tuple[str, float, str]]:
+    """Metric, value, and name with its interval."""
+    found = []
+    for metric, field in (("mean_reward", "return"), ("accuracy", "correct_choices")):
+        score = summary.get(field)
+        if not isinstance(score, dict) or not _is_number(score.get("mean")):
+            continue
+        in_words = field.replace("_", " ")
+        if _is_number(score.get("low")) and _is_number(score.get("high")):
+            in_words += f" over {summary['episodes']} episodes, 95 % [{score['low']:.4g}, {score['high']:.4g}]"
+        found.append((metric, round(score["mean"], 4), in_words))
+    return found
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, float | int) and math.isfinite(value)
+
+
+def _introduction(data: Mapping[str, Any]) -> str:
+    facts = data["facts"]
+    lines = [f"An agent with the core `{facts['core']}`, trained with {LIBRARY} on `{facts['environment']}`."]
+    return "\n".join([*lines, *data["rules"]])
+
+
+def _use(name: str) -> str:
+    commands = (
+        "pip install 'compressive-impala[hub]'",
+        f"compressive evaluate hf://{name}",
+        f"compressive visualize hf://{name} --output episodes    # a film, and a page of what it attends to",
+        f"compressive pull {name}    # a copy in runs/",
+    )
+    return "\n".join(f"    {command}" for command in commands)
+
+
+def _table(head: tuple[str, str], rows: Mapping[str, str]) -> str:
+    lines = [f"| {head[0]} | {head[1]} |", "|---|---|"]
+    for name, text in rows.items():
+        escaped = str(text).replace("|", r"\|").replace("\n", " ")
+        lines.append(f"| {name} | {escaped} |")
+    return "\n".join(lines)
+
+
+def _main_chart(data: Mapping[str, Any]) -> str:
+    chart = main_chart(data)
+    return chart["title"] if chart else ""
+
+
+def main_chart(data: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The chart of the run's returns, None if nothing was measured."""
+    return next((chart for chart in data["charts"] if chart["title"] == "return"), None)

@@ -1,0 +1,137 @@
+"""Agents on the Hugging Face Hub, for which a server on this machine stands: nothing here leaves it."""
+
+import json
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from storage import checkpoints
+from tests import hub
+from tests.commands.cli import Commands, run
+from tests.hub import Hub
+
+pytest.importorskip("huggingface_hub")
+NAME = "me/agent"
+
+
+@pytest.fixture
+def here(tmp_path: Path) -> Iterator[Hub]:
+    with hub.running() as server:
+        yield server
+
+
+@pytest.fixture
+def ask(here: Hub, tmp_path: Path) -> Callable[..., Any]:
+    """Runs a command in a process of its own, because huggingface_hub reads its settings when it is imported."""
+
+    def call(*words: object, token: str = hub.TOKEN, refused: str = "") -> str:
+        settings = {"HF_ENDPOINT": here.address, "HF_HOME": str(tmp_path / "home"), "HF_TOKEN": token}
+        result = run(*words, **settings)
+        assert "Traceback" not in result.stderr, result.stderr
+        assert hub.TOKEN not in result.stdout + result.stderr
+        if refused:
+            assert result.returncode == 2
+            assert len(result.stderr.splitlines()) == 1
+            assert refused in result.stderr
+        else:
+            assert result.returncode == 0, result.stderr
+        return result.stdout
+
+    return call
+
+
+def test_an_agent_goes_to_the_hub_and_comes_back(
+    here: Hub, ask: Callable[..., str], finished: tuple[Path, str], tmp_path: Path
+) -> None:
+    assert f"evaluate hf://{NAME}" in ask("push", finished[0], NAME, "--license=mit")
+    assert here.unknown == []
+    files = here.files[NAME]
+    assert {"config.json", "README.md", "curve.png", "replay.mp4", "evaluation.json"} < set(files)
+    assert not [path for path in files if path.endswith(".html")]
+    assert not [path for path, content in files.items() if hub.TOKEN.encode() in content]
+
+    card = files["README.md"].decode()
+    metadata = yaml.safe_load(re.match(r"---\n(.*?)\n---", card, re.DOTALL)[1])
+    evaluation = json.loads(files["evaluation.json"])
+    (result,) = metadata["model-index"][0]["results"]
+    assert (metadata["license"], metadata["library_name"]) == ("mit", "compressive-impala")
+    assert result["metrics"][0]["value"] == pytest.approx(evaluation["return"]["mean"], abs=1e-3)
+    assert result["dataset"]["type"] == "rooms:small"
+    for line in ("| core | compressive |", f"compressive evaluate hf://{NAME}", "--local", "curve.png"):
+        assert line in card
+
+    ask("pull", NAME, tmp_path / "pulled")
+    mine, theirs = checkpoints.load_latest(tmp_path / "pulled"), checkpoints.load_latest(finished[0])
+    assert mine.step == theirs.step
+    words = ("--episodes=2", "--json", "--greedy")
+    (near,), (far,) = (json.loads(ask("evaluate", name, *words)) for name in (tmp_path / "pulled", f"hf://{NAME}"))
+    assert far["return"] == near["return"]
+    assert (far["run"], far["checkpoint"]) == (f"hf://{NAME}", f"hf://{NAME}/checkpoints/{mine.step:012d}")
+    ask("visualize", f"hf://{NAME}", "--episodes=1", f"--output={tmp_path / 'shown'}")
+    assert (tmp_path / "shown" / "episodes.html").is_file()
+
+    ask("push", finished[0], NAME, "--video-episodes=0")
+    assert "replay.mp4" not in here.files[NAME]
+    assert ".gitattributes" in here.files[NAME]
+    assert len(here.messages[NAME]) == 2
+
+
+def test_only_files_of_a_run_are_copied(here: Hub, ask: Callable[..., str], tmp_path: Path, copied: Any) -> None:
+    ask("push", copied(), NAME, "--video-episodes=0", "--private")
+    assert NAME in here.private
+    here.files[NAME] |= {
+        "report.html": b"<script>",
+        "checkpoints/../../../outside.json": b"{}",
+        "checkpoints/000000000001/code.py": b"raise SystemExit",
+        "videos/final.html": b"<script>",
+        "pytorch_model.bin": b"pickle",
+    }
+    ask("pull", NAME, tmp_path / "pulled")
+    found = {path.name for path in (tmp_path / "pulled").rglob("*") if path.is_file()}
+    expected = {"config.json", "metrics.jsonl", "launches.jsonl", "evaluation.json", "README.md", "curve.png"}
+    assert found == expected | {"state.json", "weights.safetensors"}
+
+
+def test_what_the_hub_and_its_commands_refuse(
+    here: Hub, ask: Callable[..., str], tmp_path: Path, copied: Any
+) -> None:
+    agent = copied()
+    ask("push", agent, NAME, token="hf_wrong", refused="hf auth login")
+    assert here.files == {}
+    ask("push", agent, "agent", refused="expected USER/NAME, as on huggingface.co, got 'agent'")
+    ask("push", tmp_path, NAME, refused="is not a run")
+    ask("pull", "me/nothing", tmp_path / "pulled", refused="hf://me/nothing")
+    ask("pull", "me/nothing", agent, refused="output: expected a new folder")
+    ask("evaluate", "hf://me/nothing", refused="hf://me/nothing")
+    ask("visualize", "hf://me/nothing", refused="output: expected a folder")
+    here.files[NAME] = {"README.md": b"a model of another library"}
+    ask("pull", NAME, tmp_path / "pulled", refused="expected the folder of a run, with config.json")
+
+    ask("push", agent, "me/damaged", "--video-episodes=0")
+    (weights,) = (path for path in here.files["me/damaged"] if path.endswith("safetensors"))
+    here.files["me/damaged"][weights] = here.files["me/damaged"][weights][:-1]
+    ask("pull", "me/damaged", tmp_path / "pulled", refused="no checkpoint that can be read")
+    assert not (tmp_path / "pulled").exists()
+
+
+def test_a_copied_run_asks_for_permissions(here: Hub, ask: Callable[..., str], tmp_path: Path, copied: Any) -> None:
+    ask("push", copied(), NAME, "--video-episodes=0")
+    config = json.loads(here.files[NAME]["config.json"])
+    for field, value in (("env", "dm:evil_module:Env"), ("checkpoint_url", "file:///tmp/elsewhere")):
+        here.files[NAME]["config.json"] = json.dumps(config | {field: value}).encode()
+        ask("evaluate", f"hf://{NAME}", refused="--allow")
+
+
+def test_a_run_behind_any_url(copied: Callable[..., Path], tmp_path: Path, cli: Commands) -> None:
+    source = copied("source")
+    url = f"file://{source}"
+    (evaluated,) = json.loads(cli.run("evaluate", url, "--episodes=2", "--json"))
+    assert evaluated["run"] == url
+    cli.run("pull", url, tmp_path / "pulled")
+    assert checkpoints.load_latest(tmp_path / "pulled").step == checkpoints.load_latest(source).step
+    cli.refuse("pull", "s3://me:secret@bucket/run", tmp_path / "other", words="URL without a password")
+    cli.refuse("pull", "nonsense://bucket/run", tmp_path / "other", words="nonsense://bucket/run: ValueError")
