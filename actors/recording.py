@@ -137,6 +137,8 @@ class Recording:
     compressed: None if the first layer compressed nothing of the episode.
     reconstructions: [T, height, width, channels] uint8 the small images that the agent predicts from the inputs of
         its core; None if it was not trained to, or sees no images.
+    last_observation: all parts of the observation after the last action.
+    terminated: whether the episode ended by itself, not by a limit of time.
     action_names: one for each action of a Discrete space; of a vector one for each column.
     parts: those of an action that is a vector, in the order of its columns; else none. See `envs.actions`.
     fps: agent steps per second of real time.
@@ -168,6 +170,8 @@ class Recording:
     entered: np.ndarray | None
     compressed: Compressed | None
     reconstructions: np.ndarray | None
+    last_observation: tuple[np.ndarray, ...]
+    terminated: bool
     action_names: tuple[str, ...]
     parts: tuple[Part, ...]
     fps: float
@@ -311,13 +315,12 @@ class _Recorder:
             return None
 
         # What the agent made of it: the first row at the only step.
-        observed = leaves(sensed_of(given.observation))
         parameters = output.policy_parameters[0, 0].float().cpu()
         values = output.value[0, 0].flatten()  # one for each task
         core_input = output.inputs[0, 0].float().cpu()
         attention = _attention(core, before, output.attention, len(self.steps))
         step = _Step(
-            observation=tuple(part[0].numpy() for part in observed),
+            observation=_parts_of_first_row(given),
             given=given,
             state=state,
             action=received[0],
@@ -526,6 +529,11 @@ def _compressed(
     return compressed[whole], steps
 
 
+def _parts_of_first_row(given: EnvOutput) -> tuple[np.ndarray, ...]:
+    """Copies of the parts of the first environment's observation, without its instruction."""
+    return tuple(part[0].numpy().copy() for part in leaves(sensed_of(given.observation)))
+
+
 def _join(steps: list[_Step], episode: Episode, actor: Actor, counterfactual: _Counterfactual) -> Recording:
     """The recording of an episode's steps."""
     core = actor.agent.core
@@ -581,6 +589,8 @@ def _join(steps: list[_Step], episode: Episode, actor: Actor, counterfactual: _C
         entered=counterfactual.entered,
         compressed=_join_compressed(steps),
         reconstructions=_stack(step.reconstruction for step in steps),
+        last_observation=_parts_of_first_row(actor.env_output),
+        terminated=bool(actor.env_output.discount[0] == 0),
         action_names=_action_names(actor),
         parts=tuple(getattr(actor.envs.single_action_space, "parts", ())),
         fps=float(metadata.get("render_fps", 15)),

@@ -34,13 +34,14 @@ look    runs        the runs of a folder: state, score, and what to type next
 use     evaluate    scores of trained agents, of an oracle, or of random actions
         export      a trained agent in a small folder, or as ONNX for other programs
         push, pull  share agents through the Hugging Face Hub
+        record      episodes of an agent as a Minari dataset
         completion  commands and options for bash and zsh
 
 begin   compressive launch              two CPU cores, under 10 minutes
         compressive COMMAND --help      the options of a command
         compressive --version
 """
-_NAMES = "launch evaluate visualize report compare export push pull status runs watch mirror completion"
+_NAMES = "launch evaluate visualize report compare export push pull record status runs watch mirror completion"
 COMMANDS = {name: name for name in _NAMES.split()} | dict.fromkeys(("text", "speech", "images"), "sequence")
 """Modules of commands by the name of the command; each has a function of its own name."""
 

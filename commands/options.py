@@ -139,8 +139,8 @@ class EvaluateOptions(PlayOptions):
     """
 
     runs: Annotated[Words, tyro.conf.Positional, tyro.conf.arg(metavar="[DIR|URL [DIR|URL ...]]")] = ()
-    """Folders of runs, as `compressive launch` created them, or of shared ones the URL, such as hf://USER/NAME; the last
-    readable checkpoint of each is used."""
+    """Folders of runs, as `compressive launch` created them, or of shared ones the URL, such as hf://USER/NAME; the
+    last readable checkpoint of each is used."""
     policy: Literal["agent", "oracle", "random"] = "agent"
     """Who plays: the agents of the runs, or in an environment (--env) without any run an oracle that reads its state,
     or uniform random actions."""
@@ -195,6 +195,26 @@ class VisualizeOptions(PlayOptions):
 
 
 @dataclass(frozen=True)
+class RecordOptions(PlayOptions):
+    """Plays episodes with a trained agent and writes them as a Minari dataset: observations, actions, rewards, and as
+    infos the agent's value and what its memory attended to.
+
+    The dataset is where Minari looks for it: in MINARI_DATASETS_PATH, or ~/.minari/datasets.
+
+      compressive record runs/NAME --minari rooms/agent-v0
+    """
+
+    run: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="DIR|URL")]
+    """Folder of the run, or of a shared one the URL, such as hf://USER/NAME."""
+    minari: Annotated[str, tyro.conf.arg(metavar="NAME")]
+    """The new dataset, as Minari names them: (namespace/)dataset-vN."""
+    episodes: Positive = 100
+    """Episodes to play; if there are several tasks, of the first."""
+    env: Annotated[str | None, tyro.conf.arg(metavar="ENV")] = None
+    """Another environment than the run's own, with the same observations and actions."""
+
+
+@dataclass(frozen=True)
 class ReportOptions(PlayOptions, RunOptions):
     """Writes one page about a run, which may still be training: scores, curves, memory, configuration, provenance."""
 
@@ -212,7 +232,7 @@ class ExportOptions(AllowOptions, RunOptions):
     It is the agent alone, also if it had a teacher.
 
       compressive export runs/NAME small         a folder in half precision, which evaluate, visualize and compare take
-      compressive export runs/NAME agent.onnx    one step of acting with an explicit state (docs/integrations.md)
+      compressive export runs/NAME agent.onnx    one step of acting with an explicit state (docs/sharing.md)
       compressive export runs/NAME agent.pt2     the same for torch.export.load
     """
 
@@ -418,6 +438,7 @@ OPTIONS: dict[str, Any] = {
     "launch": LaunchOptions,
     "evaluate": EvaluateOptions,
     "visualize": VisualizeOptions,
+    "record": RecordOptions,
     "report": ReportOptions,
     "compare": CompareOptions,
     "export": ExportOptions,

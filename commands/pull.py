@@ -33,5 +33,6 @@ def pull(options: PullOptions) -> None:
             config = read_config(run)
             checkpoint = load_latest(checkpoint_place(config, run))
     size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
-    say_all(console, {"environment": config.env, "steps": f"{checkpoint.step:,}", "folder": f"{folder}  {size / 1e6:.1f} MB"})
+    rows = {"environment": config.env, "steps": f"{checkpoint.step:,}", "folder": f"{folder}  {size / 1e6:.1f} MB"}
+    say_all(console, rows)
     say(console, f"play with it: {program()} visualize {folder}")

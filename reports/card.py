@@ -31,7 +31,8 @@ def card(name: str, data: Mapping[str, Any], summary: Json, license: str | None,
     Raises:
         ImportError: if huggingface_hub is missing.
     """
-    parts = [f"---\n{_metadata(name, data, summary, license)}\n---", f"# {name.rpartition('/')[2]}", _introduction(data)]
+    metadata = _metadata(name, data, summary, license)
+    parts = [f"---\n{metadata}\n---", f"# {name.rpartition('/')[2]}", _introduction(data)]
     if data["evaluation"]:
         parts.append(_table(("evaluation", ""), data["evaluation"]))
     else:

@@ -68,6 +68,9 @@ def test_a_recording_repeats_observations_and_rewards(recordings: list[Recording
             assert recording.situations[step] == actor.envs.situations()[0]
             (ended,) = actor.step(torch.tensor([recording.actions[step]])) or [None]  # type: ignore[list-item]
             assert recording.rewards[step] == actor.env_output.reward[0]
+        (last,) = recording.last_observation
+        np.testing.assert_array_equal(last, actor.env_output.observation[0])
+        assert recording.terminated
         assert ended is not None
         assert ended.score == recording.episode.score == recording.rewards.sum()
         np.testing.assert_allclose(recording.returns + recording.rewards, recording.rewards.cumsum())

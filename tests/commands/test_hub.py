@@ -96,9 +96,7 @@ def test_only_files_of_a_run_are_copied(here: Hub, ask: Callable[..., str], tmp_
     assert found == expected | {"state.json", "weights.safetensors"}
 
 
-def test_what_the_hub_and_its_commands_refuse(
-    here: Hub, ask: Callable[..., str], tmp_path: Path, copied: Any
-) -> None:
+def test_what_the_hub_and_its_commands_refuse(here: Hub, ask: Callable[..., str], tmp_path: Path, copied: Any) -> None:
     agent = copied()
     ask("push", agent, NAME, token="hf_wrong", refused="hf auth login")
     assert here.files == {}

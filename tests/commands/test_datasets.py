@@ -1,0 +1,115 @@
+"""`compressive record`: a Minari dataset, read by Minari's own loader."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from gymnasium import spaces
+
+from actors.recording import record_episodes
+from agent.policies import Choice, Numbers
+from storage.run import Run
+from tests.commands.cli import SMALL, Commands
+from training import dataset
+from training.evaluation import load_trained_agent, record
+
+minari = pytest.importorskip("minari")
+pytest.importorskip("h5py")
+
+
+@pytest.fixture(autouse=True)
+def datasets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where Minari keeps its datasets."""
+    root = tmp_path / "datasets"
+    monkeypatch.setenv("MINARI_DATASETS_PATH", str(root))
+    return root
+
+
+def test_episodes_of_pictures(finished: tuple[Path, str], cli: Commands) -> None:
+    """They are those that `record` plays, to the last bit."""
+    said = cli.run("record", finished[0], "--minari=rooms/agent-v0", "--episodes=2", "--seed=5")
+    assert 'minari.load_dataset("rooms/agent-v0")' in said
+    player = load_trained_agent(Run(finished[0]))
+    expected = record(player.config, player.agent, 2, seed=5, in_detail=False)
+    found = minari.load_dataset("rooms/agent-v0")
+    assert found.total_episodes == 2
+    for episode, played in zip(found.iterate_episodes(), expected, strict=True):
+        steps = len(played.rewards)
+        np.testing.assert_array_equal(episode.observations[:-1], played.observations)
+        np.testing.assert_array_equal(episode.observations[-1], played.last_observation[0])
+        np.testing.assert_array_equal(episode.actions, played.actions)
+        np.testing.assert_array_equal(episode.rewards, played.rewards)
+        np.testing.assert_array_equal(np.flatnonzero(episode.terminations), [steps - 1])
+        assert not episode.truncations.any()
+        infos = episode.infos
+        np.testing.assert_array_equal(infos["value"], played.values)
+        np.testing.assert_array_equal(infos["probability"], played.probabilities[np.arange(steps), played.actions])
+        shares = sum(infos["attention"].values())
+        np.testing.assert_allclose(shares, 1.0, atol=1e-5)
+        assert (infos["attended_step"] <= np.arange(steps)).all()
+        assert (infos["attended_share"] > 0).all()
+
+
+def test_its_environment_and_scores(finished: tuple[Path, str], cli: Commands) -> None:
+    cli.run("record", finished[0], "--minari=agent-v0", "--episodes=1")
+    found = minari.load_dataset("agent-v0")
+    env = found.recover_environment()
+    assert env.unwrapped.config.image_shape == env.observation_space.shape == found.observation_space.shape
+    metadata = found.storage.metadata
+    low, high = metadata["ref_min_score"], metadata["ref_max_score"]
+    assert minari.get_normalized_score(found, np.array([low, high])).tolist() == [0.0, 1.0]
+    assert metadata["algorithm_name"] == "IMPALA, core compressive"
+
+
+def test_vectors_and_actions_of_numbers(tmp_path: Path, cli: Commands) -> None:
+    run = tmp_path / "run"
+    env = "gym:Pendulum-v1,max_episode_steps=20"
+    options = [option for option in SMALL if not option.startswith("--actors.unroll")]
+    cli.run("launch", "--local", f"--run={run}", f"--env={env}", *options, "--actors.unroll-length=8", "--frames=64")
+    cli.run("record", run, "--minari=pendulum-v3", "--episodes=1")
+    found = minari.load_dataset("pendulum-v3")
+    assert found.action_space == spaces.Box(-1.0, 1.0, (1,))
+    (episode,) = found.iterate_episodes()
+    assert episode.observations.shape == (21, 3)
+    assert episode.actions.shape == (20, 1)
+    assert np.flatnonzero(episode.truncations).tolist() == [19]
+    assert not episode.terminations.any()
+    assert "attention" not in episode.infos
+
+
+def test_what_is_refused(finished: tuple[Path, str], cli: Commands, datasets: Path, copied: Any) -> None:
+    run = finished[0]
+    cli.refuse("record", run, "--minari=agent", words="minari: expected a name such as rooms/agent-v0, got 'agent'")
+    cli.refuse("record", run, "--minari=../agent-v0", words="minari: expected a name")
+    cli.run("record", run, "--minari=agent-v0", "--episodes=1")
+    before = sorted(datasets.rglob("*"))
+    cli.refuse("record", run, "--minari=agent-v0", words=["expected a new dataset", "agent-v0 exists"])
+    cli.refuse("record", run, "--minari=other-v0", "--env=diagnostic:recall", words="env: expected")
+    assert sorted(datasets.rglob("*")) == before
+
+
+def test_an_interrupted_dataset_leaves_nothing(
+    finished: tuple[Path, str], datasets: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    played: list[Any] = []
+
+    def play(*arguments: Any, **options: Any) -> Any:
+        if played:
+            raise KeyboardInterrupt
+        played.append(record_episodes(*arguments, **options))
+        return played[0]
+
+    monkeypatch.setattr(dataset, "record_episodes", play)
+    with pytest.raises(KeyboardInterrupt):
+        dataset.write_dataset("agent-v0", load_trained_agent(Run(finished[0])), 3)
+    assert list(datasets.iterdir()) == []
+
+
+def test_several_parts_are_a_tuple() -> None:
+    known = dataset.Interface(((4, 6, 3), (5,)), 3, 1)
+    observation, action = dataset.spaces_of(known)
+    assert observation == spaces.Tuple([spaces.Box(0, 255, (4, 6, 3), np.uint8), spaces.Box(-np.inf, np.inf, (5,))])
+    assert action == spaces.Discrete(3)
+    _, vector = dataset.spaces_of(known._replace(actions=(Choice(3), Numbers((True, False)))))
+    assert vector == spaces.Box(np.float32([0, -1, -np.inf]), np.float32([2, 1, np.inf]))

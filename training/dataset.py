@@ -1,0 +1,241 @@
+"""Episodes of a trained agent as a Minari dataset, the form in which offline reinforcement learning exchanges data."""
+
+import importlib.util
+import os
+import re
+import tempfile
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+
+from actors.interface import Interface
+from actors.recording import Recording, record_episodes
+from agent.encoders import parts_of
+from agent.policies import Choice
+from envs import names, parse_spec, reference_scores
+from storage.files import Json, flush
+from training.config import core_name
+from training.evaluation import TrainedAgent, make_evaluator
+from training.factories import interface
+
+DATASET = re.compile(r"([\w-]+/)*[\w-]+-v\d+")
+"""A name of a dataset: namespaces, the name and its version."""
+
+
+def new_dataset(name: str) -> Path:
+    """The folder that a new Minari dataset will have.
+
+    Args:
+        name: as Minari has them: (namespace/)dataset-vN.
+
+    Raises:
+        ImportError: if Minari is missing.
+        ValueError: if the name is none of Minari's, or there is such a dataset.
+    """
+    if importlib.util.find_spec("minari") is None or importlib.util.find_spec("h5py") is None:
+        raise ImportError("datasets need Minari with HDF5: pip install -e '.[minari]'")
+    from minari.storage import get_dataset_path
+
+    if not DATASET.fullmatch(name):
+        raise ValueError(f"expected a name such as rooms/agent-v0, got {name!r}")
+    folder: Path = get_dataset_path(name)
+    if folder.exists():
+        raise ValueError(f"expected a new dataset, and {folder} exists")
+    return folder
+
+
+def write_dataset(
+    name: str,
+    player: TrainedAgent,
+    episodes: int,
+    seed: int = 0,
+    sample: bool = True,
+    progress: Callable[[int], None] = lambda done: None,
+) -> Path:
+    """Plays episodes and writes them as the Minari dataset `name`, whole or not at all; returns its folder.
+
+    Observations and actions are those of the agent, pictures without loss; several parts are a tuple. The infos of an
+    episode of T steps are arrays [T]: see `_infos`.
+
+    Args:
+        seed: of the episodes.
+        sample: draw actions from the policy, not the most probable ones.
+        progress: called with the number of finished episodes.
+
+    Raises:
+        ImportError, ValueError: see `new_dataset`; or the environment has instructions.
+        OSError: if it cannot be written.
+    """
+    folder = new_dataset(name)
+    known = interface(player.env)
+    if known.vocabulary:
+        raise ValueError(f"expected an environment without instructions, got {player.env}")
+    with _elsewhere() as make_visible:
+        _write(name, player, known, episodes, seed, sample, progress)
+        make_visible(name, folder)
+    return folder
+
+
+@contextmanager
+def _elsewhere() -> Iterator[Callable[[str, Path], None]]:
+    """Makes Minari write into a hidden folder; yields what moves a dataset from there to its own place."""
+    from minari.dataset.minari_dataset import parse_dataset_id
+    from minari.namespace import create_namespace, list_local_namespaces
+    from minari.storage import get_dataset_path
+
+    root, before = get_dataset_path(), os.environ.get("MINARI_DATASETS_PATH")
+
+    def restore() -> None:
+        os.environ.pop("MINARI_DATASETS_PATH", None)
+        if before is not None:
+            os.environ["MINARI_DATASETS_PATH"] = before
+
+    def make_visible(name: str, folder: Path) -> None:
+        written: Path = get_dataset_path(name)
+        for path in written.rglob("*"):
+            flush(path)
+        restore()
+        namespace, _, _ = parse_dataset_id(name)
+        if namespace is not None and namespace not in list_local_namespaces():
+            create_namespace(namespace)
+        written.rename(folder)
+        flush(folder.parent)
+
+    with tempfile.TemporaryDirectory(prefix=".writing-", dir=root) as hidden:
+        os.environ["MINARI_DATASETS_PATH"] = hidden
+        try:
+            yield make_visible
+        finally:
+            restore()
+
+
+def _write(
+    name: str,
+    player: TrainedAgent,
+    known: Interface,
+    episodes: int,
+    seed: int,
+    sample: bool,
+    progress: Callable[[int], None],
+) -> None:
+    """Plays the episodes, and appends each to the dataset when it has ended."""
+    import minari
+
+    observation_space, action_space = spaces_of(known)
+    scores = reference_scores(player.env)
+    dataset = None
+    actor = make_evaluator(player.config, player.agent, 1, seed, sample, player.env, film=True)
+    try:
+        for number in range(episodes):
+            (recording,) = record_episodes(actor, 1, player.config.actors.max_episode_steps, in_detail=False)
+            buffer = _episode(recording, number)
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # Minari recommends an author, a link and more
+                if dataset is None:
+                    dataset = minari.create_dataset_from_buffers(
+                        name,
+                        [buffer],
+                        env=_registered(player.env, observation_space, action_space),
+                        algorithm_name=f"IMPALA, core {core_name(player.config)}",
+                        action_space=action_space,
+                        observation_space=observation_space,
+                        ref_min_score=scores["random"],
+                        ref_max_score=scores["oracle"],
+                        description=_description(player),
+                        jpeg_encoding=False,  # it would lose some of each picture
+                    )
+                else:
+                    dataset.update_dataset_from_buffer([buffer])
+            progress(number + 1)
+    finally:
+        actor.close()
+
+
+def spaces_of(known: Interface) -> tuple[spaces.Space[Any], spaces.Space[Any]]:
+    """The spaces of what an agent sees and does, without classes of our own."""
+    shapes = parts_of(known.observation_shape) or (known.observation_shape,)
+    boxes: list[spaces.Space[Any]] = []
+    for shape in shapes:
+        is_image = len(shape) == 3
+        box = spaces.Box(0, 255, shape, np.uint8) if is_image else spaces.Box(-np.inf, np.inf, shape, np.float32)
+        boxes.append(box)
+    observation: spaces.Space[Any] = spaces.Tuple(boxes) if len(boxes) > 1 else boxes[0]
+    if isinstance(known.actions, int):
+        return observation, spaces.Discrete(known.actions)
+    highs: list[float] = []
+    lows: list[float] = []
+    for part in known.actions:  # in the units of `envs.ActionVector`
+        if isinstance(part, Choice):
+            lows.append(0.0)
+            highs.append(part.size - 1.0)
+        else:
+            bounds = [1.0 if is_bounded else np.inf for is_bounded in part.bounded]
+            lows += [-bound for bound in bounds]
+            highs += bounds
+    return observation, spaces.Box(np.array(lows, np.float32), np.array(highs, np.float32))
+
+
+def _registered(env: str, *expected: spaces.Space[Any]) -> gymnasium.envs.registration.EnvSpec | None:
+    """How gymnasium makes the environment, if that has the same spaces; else None."""
+    spec = parse_spec(env)
+    name = {"rooms": names.rooms_name(spec.name), "gym": spec.name}.get(spec.kind)
+    if name not in gymnasium.registry or spec.overrides:
+        return None
+    made = gymnasium.make(name)
+    found = made.observation_space, made.action_space
+    made.close()
+    return gymnasium.spec(name) if found == expected else None
+
+
+def _description(player: TrainedAgent) -> str:
+    return (
+        f"Episodes of an agent of compressive-impala in {player.env}, which had learned for "
+        f"{player.checkpoint.step:,} steps of {player.config.env}."
+    )
+
+
+def _episode(recording: Recording, number: int) -> Any:
+    """An episode as Minari takes it."""
+    from minari.data_collector import EpisodeBuffer
+
+    parts = []
+    for part, last in zip((recording.observations, *recording.more_observations), recording.last_observation):
+        parts.append(np.concatenate([part, last[None]]))
+    steps = len(recording.rewards)
+    is_last = np.arange(steps) == steps - 1
+    return EpisodeBuffer(
+        id=number,
+        observations=tuple(parts) if len(parts) > 1 else parts[0],
+        actions=recording.actions,
+        rewards=recording.rewards.astype(np.float64),
+        terminations=is_last & recording.terminated,
+        truncations=is_last & (not recording.terminated),
+        infos=_infos(recording),
+    )
+
+
+def _infos(recording: Recording) -> Json:
+    """What the agent made of each step, arrays [T].
+
+    value: before the action. probability: of the action taken, of a Discrete space. choice: 1 where the step led to a
+    right choice, -1 to a wrong one. Of cores with attention, attention/KIND: the share of each kind of memory, as a
+    mean over layers and heads; attended_step: the step of the episode to which the first layer attended most, this one
+    included, and attended_share its share.
+    """
+    steps = np.arange(len(recording.rewards))
+    found: Json = {"value": recording.values, "choice": recording.choices}
+    if recording.actions.ndim == 1:
+        found["probability"] = recording.probabilities[steps, recording.actions]
+    if recording.attention:
+        shares = recording.mass.mean(axis=(1, 2))
+        found["attention"] = {kind: shares[:, index] for index, kind in enumerate(recording.kinds)}
+        by_step = recording.attention[0].by_step()
+        found["attended_step"] = by_step.argmax(axis=1)
+        found["attended_share"] = by_step.max(axis=1)
+    return found
