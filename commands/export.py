@@ -5,6 +5,7 @@ import shlex
 from rich.console import Console
 
 from commands.options import ExportOptions
+from envs import names, parse_spec
 from storage.errors import UserError, user_errors
 from storage.exchange import write_onnx, write_program
 from storage.run import Run
@@ -43,6 +44,7 @@ def _export_file(options: ExportOptions, run: Run, console: Console) -> None:
         WRITERS[path.suffix](trained.agent, path, about)
     said = f"{path}  {path.stat().st_size / 1e6:.1f} MB"
     _, actions, *_ = trained.agent.made_for
-    if path.suffix == ".onnx" and isinstance(actions, int):  # what the example plays
-        said += f"; play with it: python examples/play_onnx.py {shlex.quote(str(path))} {shlex.quote(trained.env)}"
+    name = names.gymnasium_name(*parse_spec(trained.env))
+    if path.suffix == ".onnx" and isinstance(actions, int) and name:  # what the example plays
+        said += f"; play with it: python examples/play_onnx.py {shlex.quote(str(path))} {name}"
     say(console, said)

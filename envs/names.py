@@ -6,6 +6,8 @@
 This imports neither the level nor numba.
 """
 
+from collections.abc import Mapping
+
 import gymnasium
 
 ROOMS = (
@@ -21,6 +23,12 @@ def rooms_name(variant: str) -> str:
     """The name of a variant: "small-recall" is "compressive/Rooms-SmallRecall-v0"."""
     words = variant.title().replace("-", "")
     return f"compressive/Rooms-{words}-v0"
+
+
+def gymnasium_name(kind: str, name: str, fields: Mapping[str, str]) -> str | None:
+    """The name by which gymnasium makes the environment of a spec "kind:name,field=value"; None if it does not."""
+    made = {"rooms": rooms_name(name), "gym": name}.get(kind)
+    return None if fields or made not in gymnasium.registry else made
 
 
 def register() -> None:

@@ -1,19 +1,23 @@
 """Plays an agent that `compressive export RUN agent.onnx` wrote, with onnxruntime and numpy alone.
 
-    pip install onnxruntime
-    python examples/play_onnx.py agent.onnx rooms:full-half
+    pip install onnxruntime gymnasium
+    python examples/play_onnx.py agent.onnx CartPole-v1
 
-The file says how its state begins: `metadata` has an entry for each of its tensors. Only the environment is ours.
+The file says how its state begins: `metadata` has an entry for each of its tensors. For the level of this project
+(compressive/Rooms-FullHalf-v0) install it, too: pip install numba && pip install --no-deps -e .
 This is for one image or vector and one choice of several actions.
 """
 
+import contextlib
 import json
 import sys
 
+import gymnasium
 import numpy as np
 import onnxruntime
 
-from envs import make_vector
+with contextlib.suppress(ImportError):
+    import envs  # noqa: F401 (it registers the level)
 
 
 def main(path: str, env: str, rows: int = 16, seed: int = 0) -> float:
@@ -30,8 +34,8 @@ def main(path: str, env: str, rows: int = 16, seed: int = 0) -> float:
         shape = () if each["name"] == "offset" else (rows, *each["shape"])
         state[each["name"]] = np.full(shape, each["initial"], each["dtype"])
 
-    envs = make_vector(env, rows)
-    observation, _ = envs.reset(seed=seed)
+    players = gymnasium.make_vec(env, num_envs=rows)
+    observation, _ = players.reset(seed=seed)
     action, reward, reset = np.full(rows, -1), np.zeros(rows, np.float32), np.ones(rows, bool)
     returns, over = np.zeros(rows), np.zeros(rows, bool)
     while not over.all():
@@ -41,7 +45,7 @@ def main(path: str, env: str, rows: int = 16, seed: int = 0) -> float:
         # Of the logits and noise with Gumbel's distribution, the greatest sum is a sample of the softmax.
         logits = found["policy_parameters"]
         action = (logits + rng.gumbel(size=logits.shape)).argmax(axis=1)
-        observation, rewards, terminated, truncated, _ = envs.step(action)
+        observation, rewards, terminated, truncated, _ = players.step(action)
         returns += rewards * ~over
         reward, reset = rewards.astype(np.float32), np.zeros(rows, bool)
         over |= terminated | truncated

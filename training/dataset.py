@@ -183,9 +183,8 @@ def spaces_of(known: Interface) -> tuple[spaces.Space[Any], spaces.Space[Any]]:
 
 def _registered(env: str, *expected: spaces.Space[Any]) -> gymnasium.envs.registration.EnvSpec | None:
     """How gymnasium makes the environment, if that has the same spaces; else None."""
-    spec = parse_spec(env)
-    name = {"rooms": names.rooms_name(spec.name), "gym": spec.name}.get(spec.kind)
-    if name not in gymnasium.registry or spec.overrides:
+    name = names.gymnasium_name(*parse_spec(env))
+    if name is None:
         return None
     made = gymnasium.make(name)
     found = made.observation_space, made.action_space

@@ -16,6 +16,7 @@ from envs.registry import rooms_config
 from envs.rooms import VARIANTS, RoomsConfig, RoomsEnv, RoomsVectorEnv
 from envs.rooms.config import RANGES
 
+ROOT = Path(__file__).parents[2]
 TINY = RoomsConfig(image_height=16, image_width=16, hud=False, episode_frames=64)
 
 
@@ -66,6 +67,21 @@ def test_every_variant_has_a_name() -> None:
     assert set(envs.names.ROOMS) == set(VARIANTS)
     assert gymnasium.make("compressive/Rooms-v0").unwrapped.config == VARIANTS["full"]
     assert gymnasium.make(envs.names.rooms_name("small-recall-long")).unwrapped.config == VARIANTS["small-recall-long"]
+
+
+def test_the_level_needs_numpy_numba_and_gymnasium_alone() -> None:
+    absent = ("torch", "ray", "dm_env", "PIL", "av", "fsspec", "safetensors", "tyro", "rich", "jinja2", "filelock")
+    program = f"""
+import sys
+sys.modules.update(dict.fromkeys({absent}))  # importing them raises an ImportError
+import envs, gymnasium
+assert "numba" not in sys.modules
+for made in (gymnasium.make("compressive/Rooms-Small-v0"), gymnasium.make_vec("compressive/Rooms-Small-v0", 2)):
+    made.reset(seed=0)
+    made.step(made.action_space.sample())
+"""
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=ROOT)
+    assert ended.returncode == 0, ended.stderr
 
 
 @pytest.mark.parametrize("field", RANGES)
