@@ -53,7 +53,8 @@ def parts(line: str) -> Iterator[list[str]]:
                 yield words[index:]
 
 
-LINES = [line for path in (ROOT / "docs" / "clusters.md", *DOCKER.iterdir()) for line in written(path)]
+READ = [path for path in DOCKER.iterdir() if path.suffix != ".sbatch"]  # which tests/test_slurm.py runs
+LINES = [line for path in (ROOT / "docs" / "clusters.md", *READ) for line in written(path)]
 STARTED = [service["command"] for service in COMPOSE["services"].values()]
 LINES += [shlex.split(line)[-1] if " -c " in line else line for line in STARTED]
 LINES += [JOB["entrypoint"]]

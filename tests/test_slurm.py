@@ -1,0 +1,173 @@
+"""`docker/slurm.sbatch` on two nodes, which are network namespaces, with stand-ins for SLURM's programs.
+
+Each node has an address and ports of its own; processes and files are those of one machine.
+"""
+
+import os
+import secrets
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from storage.run import Run
+from tests.commands.cli import ENVIRONMENT, PATIENCE, SMALL, marked, saved_steps, wait_until
+
+ROOT = Path(__file__).parent.parent
+SCRIPT = ROOT / "docker" / "slurm.sbatch"
+CAN_MAKE_NODES = (
+    os.geteuid() == 0
+    and shutil.which("ip") is not None
+    and subprocess.run(["unshare", "--net", "true"], capture_output=True).returncode == 0
+)
+pytestmark = [
+    pytest.mark.ray,
+    pytest.mark.slow,
+    pytest.mark.skipif(not CAN_MAKE_NODES, reason="needs root and network namespaces"),
+]
+SRUN = """#!/bin/bash
+# Runs the words behind the options once on each node of the job but the excluded one.
+while [[ $1 == --* ]]; do
+    [[ $1 == --exclude=* ]] && excluded=${1#--exclude=}
+    shift
+done
+for node in $SLURM_JOB_NODELIST; do
+    [[ $node == "$excluded" ]] && continue
+    SLURMD_NODENAME=$node ip netns exec "$PREFIX-$node" "$@" &
+    parts+=($!)
+done
+trap 'kill -TERM "${parts[@]}"' TERM
+wait
+wait
+"""
+SCONTROL = """#!/bin/bash
+# "show hostnames LIST" and "requeue JOB".
+if [[ $1 == show ]]; then
+    printf '%s\\n' $3
+else
+    touch "$QUEUED/$2"
+fi
+"""
+
+
+def ip(*words: str) -> None:
+    subprocess.run(["ip", *words], check=True)
+
+
+@pytest.fixture
+def nodes() -> Iterator[tuple[str, list[str]]]:
+    """A prefix of names of network namespaces, and the addresses of two nodes that reach each other."""
+    prefix = f"n{secrets.token_hex(2)}"
+    addresses = ["10.97.0.1", "10.97.0.2"]
+    names = [f"{prefix}-{address}" for address in addresses]
+    made = []
+    try:
+        for name in names:
+            ip("netns", "add", name)
+            made.append(name)
+        ip("-n", names[0], "link", "add", "wire", "type", "veth", "peer", "name", "wire", "netns", names[1])
+        for name, address in zip(names, addresses):
+            ip("-n", name, "address", "add", f"{address}/24", "dev", "wire")
+            ip("-n", name, "link", "set", "wire", "up")
+            ip("-n", name, "link", "set", "lo", "up")
+        yield prefix, addresses
+    finally:
+        for name in made:
+            ip("netns", "del", name)
+
+
+@pytest.fixture
+def submit(nodes: tuple[str, list[str]], tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
+    """Starts the script as SLURM does, on the first node of a job: `submit(7, "--frames=100")`."""
+    prefix, addresses = nodes
+    programs = tmp_path / "bin"
+    programs.mkdir()
+    compressive = f'#!/bin/bash\nexec {sys.executable} -m commands "$@"\n'
+    ray = f'#!/bin/bash\nexec {sys.executable} -m ray.scripts.scripts "$@"\n'
+    for name, text in {"srun": SRUN, "scontrol": SCONTROL, "compressive": compressive, "ray": ray}.items():
+        (programs / name).write_text(text)
+        (programs / name).chmod(0o755)
+    started = []
+
+    def start(job: int, *words: str) -> subprocess.Popen[str]:
+        environment = {
+            **ENVIRONMENT,
+            "PATH": f"{programs}:{os.environ['PATH']}",
+            "PYTHONPATH": str(ROOT),
+            "MARK": f"job-{job}",
+            "PREFIX": prefix,
+            "QUEUED": str(tmp_path),
+            "RUN": str(tmp_path / f"run-{job}"),
+            "SLURM_JOB_ID": str(job),
+            "SLURM_JOB_NODELIST": " ".join(addresses),
+            "SLURM_NNODES": str(len(addresses)),
+            "SLURM_CPUS_PER_TASK": "2",
+            "SLURM_MEM_PER_NODE": "800",
+        }
+        del environment["RAY_AUTH_MODE"]
+        with (tmp_path / f"{job}.log").open("a") as log:
+            process = subprocess.Popen(
+                ["ip", "netns", "exec", f"{prefix}-{addresses[0]}", "bash", str(SCRIPT), *words],
+                env=environment,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                text=True,
+                cwd=ROOT,
+                start_new_session=True,
+            )
+        started.append(process)
+        return process
+
+    yield start
+    for process in started:
+        if process.poll() is None:
+            process.terminate()
+            process.wait(60)
+
+
+def nodes_of_actors(job: int) -> set[str]:
+    """Namespaces in which the job's actors run."""
+    actors = marked(f"job-{job}", "ray::RemoteActor")
+    found = (subprocess.run(["ip", "netns", "identify", str(pid)], capture_output=True, text=True) for pid in actors)
+    return {each.stdout.strip() for each in found}
+
+
+def test_two_jobs_on_the_same_nodes(submit: Callable[..., Any], tmp_path: Path) -> None:
+    """Both train at once, each with an actor on the other node; one is saved, queued again, and resumes."""
+    words = [option for option in SMALL if not option.startswith("--checkpoint")]
+    words += [
+        "--env=rooms:small,episode_frames=160",
+        "--actors=2",
+        "--actors.placement=spread",
+        "--checkpoint-seconds=0",
+    ]
+    first = submit(7, *words, "--frames=900M")
+    second = submit(8, *words, "--frames=20k")
+    logs = {job: tmp_path / f"{job}.log" for job in (7, 8)}
+    runs = {job: Run(tmp_path / f"run-{job}") for job in (7, 8)}
+    wait_until(lambda: len(nodes_of_actors(7)) == 2 or first.poll() is not None)
+    assert first.poll() is None, logs[7].read_text()
+    assert second.wait(PATIENCE) == 0, logs[8].read_text()
+    assert runs[8].evaluation_file().is_file()
+    wait_until(lambda: not marked("job-8"))
+
+    os.kill(first.pid, signal.SIGUSR1)
+    assert first.wait(PATIENCE) == 128 + signal.SIGTERM, logs[7].read_text()
+    assert (tmp_path / "7").exists()
+    assert "resume with" in logs[7].read_text()
+    wait_until(lambda: not marked("job-7"))
+    saved = saved_steps(runs[7].path)[-1]
+    before = len(logs[7].read_text())
+
+    again = submit(7, *words, "--frames=900M")
+    wait_until(lambda: saved_steps(runs[7].path)[-1] > saved or again.poll() is not None)
+    os.kill(again.pid, signal.SIGTERM)
+    assert again.wait(PATIENCE) == 128 + signal.SIGTERM
+    assert "resume with" in logs[7].read_text()[before:]
+    assert not Path("/tmp/ray-7").exists()
+    wait_until(lambda: not marked("job-7"))
