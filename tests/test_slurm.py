@@ -4,8 +4,6 @@ Each node has an address and ports of its own; processes and files are those of 
 """
 
 import os
-import secrets
-import shutil
 import signal
 import subprocess
 import sys
@@ -17,18 +15,14 @@ import pytest
 
 from storage.run import Run
 from tests.commands.cli import ENVIRONMENT, PATIENCE, SMALL, marked, saved_steps, wait_until
+from tests.machines import CAN_BE_MADE, NEEDED, machine_of, machines
 
 ROOT = Path(__file__).parent.parent
 SCRIPT = ROOT / "docker" / "slurm.sbatch"
-CAN_MAKE_NODES = (
-    os.geteuid() == 0
-    and shutil.which("ip") is not None
-    and subprocess.run(["unshare", "--net", "true"], capture_output=True).returncode == 0
-)
 pytestmark = [
     pytest.mark.ray,
     pytest.mark.slow,
-    pytest.mark.skipif(not CAN_MAKE_NODES, reason="needs root and network namespaces"),
+    pytest.mark.skipif(not CAN_BE_MADE, reason=NEEDED),
 ]
 SRUN = """#!/bin/bash
 # Runs the words behind the options once on each node of the job but the excluded one.
@@ -38,7 +32,8 @@ while [[ $1 == --* ]]; do
 done
 for node in $SLURM_JOB_NODELIST; do
     [[ $node == "$excluded" ]] && continue
-    SLURMD_NODENAME=$node ip netns exec "$PREFIX-$node" "$@" &
+    machine=MACHINE_${node//./_}
+    SLURMD_NODENAME=$node ip netns exec "${!machine}" "$@" &
     parts+=($!)
 done
 trap 'kill -TERM "${parts[@]}"' TERM
@@ -55,36 +50,15 @@ fi
 """
 
 
-def ip(*words: str) -> None:
-    subprocess.run(["ip", *words], check=True)
-
-
 @pytest.fixture
-def nodes() -> Iterator[tuple[str, list[str]]]:
-    """A prefix of names of network namespaces, and the addresses of two nodes that reach each other."""
-    prefix = f"n{secrets.token_hex(2)}"
-    addresses = ["10.97.0.1", "10.97.0.2"]
-    names = [f"{prefix}-{address}" for address in addresses]
-    made = []
-    try:
-        for name in names:
-            ip("netns", "add", name)
-            made.append(name)
-        ip("-n", names[0], "link", "add", "wire", "type", "veth", "peer", "name", "wire", "netns", names[1])
-        for name, address in zip(names, addresses):
-            ip("-n", name, "address", "add", f"{address}/24", "dev", "wire")
-            ip("-n", name, "link", "set", "wire", "up")
-            ip("-n", name, "link", "set", "lo", "up")
-        yield prefix, addresses
-    finally:
-        for name in made:
-            ip("netns", "del", name)
+def submit(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
+    """Starts the script as SLURM does, on the first of two nodes: `submit(7, "--frames=100")`."""
+    with machines(2) as nodes:
+        yield from _submit(nodes, tmp_path)
 
 
-@pytest.fixture
-def submit(nodes: tuple[str, list[str]], tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
-    """Starts the script as SLURM does, on the first node of a job: `submit(7, "--frames=100")`."""
-    prefix, addresses = nodes
+def _submit(nodes: dict[str, str], tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
+    addresses = list(nodes)
     programs = tmp_path / "bin"
     programs.mkdir()
     compressive = f'#!/bin/bash\nexec {sys.executable} -m commands "$@"\n'
@@ -100,7 +74,7 @@ def submit(nodes: tuple[str, list[str]], tmp_path: Path) -> Iterator[Callable[..
             "PATH": f"{programs}:{os.environ['PATH']}",
             "PYTHONPATH": str(ROOT),
             "MARK": f"job-{job}",
-            "PREFIX": prefix,
+            **{f"MACHINE_{address.replace('.', '_')}": machine for address, machine in nodes.items()},
             "QUEUED": str(tmp_path),
             "RUN": str(tmp_path / f"run-{job}"),
             "SLURM_JOB_ID": str(job),
@@ -112,7 +86,7 @@ def submit(nodes: tuple[str, list[str]], tmp_path: Path) -> Iterator[Callable[..
         del environment["RAY_AUTH_MODE"]
         with (tmp_path / f"{job}.log").open("a") as log:
             process = subprocess.Popen(
-                ["ip", "netns", "exec", f"{prefix}-{addresses[0]}", "bash", str(SCRIPT), *words],
+                ["ip", "netns", "exec", nodes[addresses[0]], "bash", str(SCRIPT), *words],
                 env=environment,
                 stdout=log,
                 stderr=subprocess.STDOUT,
@@ -133,8 +107,7 @@ def submit(nodes: tuple[str, list[str]], tmp_path: Path) -> Iterator[Callable[..
 def nodes_of_actors(job: int) -> set[str]:
     """Namespaces in which the job's actors run."""
     actors = marked(f"job-{job}", "ray::RemoteActor")
-    found = (subprocess.run(["ip", "netns", "identify", str(pid)], capture_output=True, text=True) for pid in actors)
-    return {each.stdout.strip() for each in found}
+    return {machine_of(pid) for pid in actors} - {""}
 
 
 def test_two_jobs_on_the_same_nodes(submit: Callable[..., Any], tmp_path: Path) -> None:
