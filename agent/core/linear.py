@@ -154,7 +154,8 @@ class DeltaNetLayer(nn.Module):
         self.head_size = size // heads
         self.project = nn.Linear(size, 4 * size, bias=False)  # queries, keys, values, and the gate of the output
         self.rates = nn.Linear(size, 2 * heads)  # of forgetting and of writing
-        self.norm = nn.RMSNorm(self.head_size)
+        # torch's own epsilon, 1e-7, would let rounding of 1e-7 become 3e-4 where little is read.
+        self.norm = nn.RMSNorm(self.head_size, eps=1e-5)
         self.output = nn.Linear(size, size, bias=False)
         # The heads begin to forget at rates from 1/1000 to 1/10 a step.
         begin = torch.exp(torch.linspace(math.log(1e-3), math.log(1e-1), heads))

@@ -18,6 +18,7 @@ SMALLEST = {
     "density": "storage",
     "digests": "--no-ray --only lstm",
     "environment": "--seconds 0.01 --specs rooms:small gym:CartPole-v1 --levels small --episodes 8",
+    "exported": "--steps 3 --rows 2 --cores gru compressive",
     "fidelity": "--traces {folder}/traces.csv",
     "kill_driver": "--kills 2",
     "oracle": "--episodes 2",

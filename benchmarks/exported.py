@@ -1,0 +1,122 @@
+"""Exported agents in onnxruntime beside the same agents in torch: equal actions, and the time of a step.
+
+    python -m benchmarks.exported [--steps 10000] [--rows 1 3 64] [--run pretrained/level]     (pip install -e '.[onnx]')
+
+Agents of every core play random observations, with an episode of a hundred steps in the mean, or the agent of a run
+does. Both get the same actions and rewards, and have one thread. New agents have a policy whose logits are of the size
+that trained ones have.
+"""
+
+import dataclasses
+import json
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from agent import Agent
+from agent.core import CORES
+from benchmarks.common import run
+from storage.exchange import KEY, write_onnx
+from storage.run import Run
+from training.evaluation import load_trained_agent
+from training.factories import make_agent
+from training.presets import make_preset
+
+ENV = "gym:CartPole-v1"
+RESETS = 0.01
+"""Share of steps at which an episode begins."""
+
+
+@dataclass
+class Options:
+    steps: int = 10_000
+    """Steps with each number of rows."""
+    rows: tuple[int, ...] = (1, 3, 64)
+    cores: tuple[str, ...] = tuple(name for name in CORES if name != "wavenet")
+    run: Path | None = None
+    """The run of an agent that sees one image or vector and has a Discrete space of actions, in place of new agents."""
+
+
+def measure(options: Options) -> dict[str, Any]:
+    found: dict[str, Any] = {"steps": options.steps}
+    failed = []
+    for name, agent in _agents(options):
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "agent.onnx"
+            write_onnx(agent, path, {})
+            found[name] = {"megabytes": round(path.stat().st_size / 1e6, 2)}
+            for rows in options.rows:
+                compared = _compare(agent, path, rows, options.steps)
+                found[name][f"{rows} rows"] = compared
+                if compared["other actions"]:
+                    failed.append(f"{name}, {rows} rows")
+    return {**found, "failed": failed}
+
+
+def _agents(options: Options) -> Iterator[tuple[str, Agent]]:
+    if options.run:
+        yield str(options.run), load_trained_agent(Run(options.run)).agent
+        return
+    for core in options.cores:
+        torch.manual_seed(0)
+        agent = make_agent(dataclasses.replace(make_preset("general", core), env=ENV)).eval()
+        with torch.no_grad():
+            agent.policy.weight.mul_(100.0)  # it begins with a standard deviation of 0.01
+        yield core, agent
+
+
+def _compare(agent: Agent, path: Path, rows: int, steps: int) -> dict[str, Any]:
+    """The largest difference of logits, how many greedy actions differ, and milliseconds of a step."""
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = options.inter_op_num_threads = 1
+    session = onnxruntime.InferenceSession(str(path), options)
+    inputs = [each.name for each in session.get_inputs()]
+    tensors = json.loads(session.get_modelmeta().custom_metadata_map[KEY])["state"]
+    exported = {}
+    for each in tensors:
+        shape = () if each["name"] == "offset" else (rows, *each["shape"])
+        exported[each["name"]] = np.full(shape, each["initial"], each["dtype"])
+
+    shape, actions, *_ = agent.made_for
+    state = agent.with_cache(agent.initial_state(rows))
+    generator = torch.Generator().manual_seed(0)
+    worst, other_actions, seconds = 0.0, 0, {"torch": 0.0, "onnxruntime": 0.0}
+    for step in range(steps):
+        if len(shape) == 3:
+            seen = torch.randint(0, 256, (rows, *shape), generator=generator, dtype=torch.uint8)
+        else:
+            seen = torch.randn(rows, *shape, generator=generator)
+        reset = torch.rand(rows, generator=generator) < (RESETS if step else 1.0)
+        action = torch.randint(0, actions, (rows,), generator=generator).masked_fill(reset, -1)
+        reward = torch.randn(rows, generator=generator)
+
+        begin = time.perf_counter()
+        with torch.no_grad():
+            output = agent(seen[:, None], action[:, None], reward[:, None], reset[:, None], state)
+        seconds["torch"] += time.perf_counter() - begin
+        state = output.state
+        logits = output.policy_parameters[:, 0].numpy()
+
+        values = (seen.numpy(), action.numpy(), reward.numpy(), reset.numpy())
+        feed = dict(zip(("observation", "last_action", "last_reward", "reset"), values)) | exported
+        begin = time.perf_counter()
+        theirs, greedy, _, *after = session.run(None, {name: feed[name] for name in inputs})
+        seconds["onnxruntime"] += time.perf_counter() - begin
+        exported = dict(zip(exported, after))
+
+        worst = max(worst, float(np.abs(theirs - logits).max()))
+        other_actions += int((greedy != logits.argmax(axis=1)).sum())
+    times = {f"{name} ms": round(1000 * total / steps, 3) for name, total in seconds.items()}
+    return {"largest difference of logits": float(f"{worst:.2g}"), "other actions": other_actions, **times}
+
+
+if __name__ == "__main__":
+    run(measure, Options)
