@@ -1,6 +1,6 @@
 """Exported agents in onnxruntime beside the same agents in torch: equal actions, and the time of a step.
 
-    python -m benchmarks.exported [--steps 10000] [--rows 1 3 64] [--run pretrained/level]     (pip install -e '.[onnx]')
+    python -m benchmarks.exported [--steps 10000] [--rows 1 3 64] [--run pretrained/level]
 
 Agents of every core play random observations, with an episode of a hundred steps in the mean, or the agent of a run
 does. Both get the same actions and rewards, and have one thread. New agents have a policy whose logits are of the size
@@ -86,6 +86,7 @@ def _compare(agent: Agent, path: Path, rows: int, steps: int) -> dict[str, Any]:
         exported[each["name"]] = np.full(shape, each["initial"], each["dtype"])
 
     shape, actions, *_ = agent.made_for
+    assert isinstance(actions, int), "one choice of several actions"
     state = agent.with_cache(agent.initial_state(rows))
     generator = torch.Generator().manual_seed(0)
     worst, other_actions, seconds = 0.0, 0, {"torch": 0.0, "onnxruntime": 0.0}
