@@ -270,6 +270,21 @@ class RoutedLayer(TransformerLayer[RoutedLayerState]):
         recent = common.expand(-1, num_masks, -1, -1)
         return torch.cat([routed, recent], dim=-1)
 
+    def hide(self, mask: Tensor, hidden: Tensor, steps: Steps) -> Tensor:
+        """See `TransformerLayer`; heads see the routed slots of their own group."""
+        if self.router is None:
+            return super().hide(mask, hidden, steps)
+        groups = self.sizes.groups
+        routed, recent = hidden[:, : groups * self.num_filed], hidden[:, groups * self.num_filed :]
+        of_group = routed.unflatten(1, (groups, self.num_filed))  # [B, G, k w]
+        if groups > 1:
+            of_group = of_group.repeat_interleave(self.heads_of_group, dim=1)  # [B, H, k w]
+        own = steps.own.shape[1]
+        num_recent = mask.shape[-1] - self.num_filed - own
+        before = recent[:, None, :num_recent].expand(-1, of_group.shape[1], -1)
+        padded = F.pad(torch.cat([of_group, before], dim=-1), (0, own))
+        return mask.masked_fill(padded[:, :, None], -torch.inf)
+
     def needs_weights(self, state: RoutedLayerState) -> bool:
         """The router learns from the attention."""
         return self.router is not None and torch.is_grad_enabled()

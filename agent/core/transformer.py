@@ -190,7 +190,13 @@ class TransformerLayer(nn.Module, Generic[LayerStateT]):
         return self.attention.project(slots, self.input_norm)
 
     def forward(
-        self, x: Tensor, state: LayerStateT, common_mask: Tensor, steps: Steps, return_weights: bool = False
+        self,
+        x: Tensor,
+        state: LayerStateT,
+        common_mask: Tensor,
+        steps: Steps,
+        return_weights: bool = False,
+        hidden: Tensor | None = None,
     ) -> tuple[Tensor, LayerStateT, Tensor | None]:
         """Runs the layer over T steps of a segment.
 
@@ -200,6 +206,7 @@ class TransformerLayer(nn.Module, Generic[LayerStateT]):
             common_mask: see `attention_mask`.
             steps: where the steps stand in their segment and episodes.
             return_weights: whether the attention weights are needed.
+            hidden: [B, S] bool, the slots of the state that the steps do not see; None for none.
 
         Returns:
             the outputs [B, T, D], the state after the steps, and the attention weights [B, H, T, S] over all slots of
@@ -212,6 +219,8 @@ class TransformerLayer(nn.Module, Generic[LayerStateT]):
 
         # The mask also tells how many slots there are so far. The steps are the last of them.
         mask = self.attention_mask(inputs, state, common_mask, steps)
+        if hidden is not None:
+            mask = self.hide(mask, hidden, steps)
         num_slots = mask.shape[-1]
         num_steps = x.shape[1]
         num_earlier = num_slots - num_steps
@@ -276,6 +285,12 @@ class TransformerLayer(nn.Module, Generic[LayerStateT]):
         `minimum_ages` describes.
         """
         return common
+
+    def hide(self, mask: Tensor, hidden: Tensor, steps: Steps) -> Tensor:
+        """A mask of `attention_mask` without the hidden slots [B, S] of the state. The steps themselves stay."""
+        before = hidden[:, : mask.shape[-1] - steps.own.shape[1]]
+        padded = F.pad(before, (0, steps.own.shape[1]))  # [B, slots before the steps and the steps]
+        return mask.masked_fill(padded[:, None, None], -torch.inf)
 
     def make_cache(self, offset: int, encoding: Tensor, older: Tensor, memory: Tensor, segment: Tensor) -> KVCache:
         """The cache of the older slots, of memory [B, n_m, D] and of the first `offset` of the segment [B, n_s, D].
@@ -356,8 +371,20 @@ class Transformer(Core, Generic[StateT, LayerStateT]):
 
     # The forward pass.
 
-    def forward(self, inputs: Tensor, reset: Tensor, state: StateT, return_attention: bool = False) -> CoreOutput:
-        """See `Core`. It is Algorithm 1 of Rae et al. (2020), with segments that a call may begin and end inside."""
+    def forward(
+        self,
+        inputs: Tensor,
+        reset: Tensor,
+        state: StateT,
+        return_attention: bool = False,
+        hidden: Sequence[Tensor] | None = None,
+    ) -> CoreOutput:
+        """See `Core`. It is Algorithm 1 of Rae et al. (2020), with segments that a call may begin and end inside.
+
+        hidden: of each layer [B, S] bool, slots of the state that the steps do not see, in the order of the attention
+            weights. For calls that end before the segment does, or with it. The state after the call is as without it,
+            but for what the upper layers made of what they saw.
+        """
         check_call(inputs, reset, state, self.config.model_size, self.state_type)
         self._check_sizes(state)
         cached = state.cache is not None
@@ -372,6 +399,9 @@ class Transformer(Core, Generic[StateT, LayerStateT]):
         clean = finite(inputs)
         num_steps = inputs.shape[1]
         segment_size = self.config.segment_size
+        if hidden is not None and offset + num_steps > segment_size:
+            left = segment_size - offset
+            raise ValueError(f"hidden: expected at most {left} steps, which are left of the segment, got {num_steps}")
         begin = 0
         while begin < num_steps:
             # The steps up to the end of the segment or of the call.
@@ -385,7 +415,8 @@ class Transformer(Core, Generic[StateT, LayerStateT]):
             for index, layer in enumerate(self.layers):
                 state_before = layer_states[index]
                 mask = masks[layer.sizes]
-                x, state_after, weights = layer(x, state_before, mask, steps, return_attention)
+                not_seen = None if hidden is None else hidden[index]
+                x, state_after, weights = layer(x, state_before, mask, steps, return_attention, not_seen)
                 layer_states[index] = state_after
                 if return_attention:
                     attention[index].append(weights)
