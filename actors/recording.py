@@ -13,6 +13,7 @@ from gymnasium import spaces
 from PIL import Image
 
 from actors.actor import Actor, Episode
+from actors.causes import Effects, effects
 from actors.config import MAX_EPISODE_STEPS
 from actors.evaluation import check_length
 from agent import AgentOutput, EnvOutput
@@ -132,6 +133,8 @@ class Recording:
         ones: root mean square over the steps whose views differ, in units of the distance between two steps of the
         episode; 0 if no view differs. NaN and None as `otherwise`.
     entered: [T] the step at which the room of this choice was entered; -1 where `otherwise` is NaN, None where it is.
+    effects: of each of the T steps, what memory caused of its action; None for cores without attention, or if it was
+        not asked for. See `actors.causes`.
     between: [at most RENDERED_STEPS, K, height, width, channels] uint8 the views between each observation and the next;
         None if they were not asked for, or the environment has no `between`.
     compressed: None if the first layer compressed nothing of the episode.
@@ -168,6 +171,7 @@ class Recording:
     otherwise: np.ndarray | None
     apart: np.ndarray | None
     entered: np.ndarray | None
+    effects: tuple[Effects, ...] | None
     compressed: Compressed | None
     reconstructions: np.ndarray | None
     last_observation: tuple[np.ndarray, ...]
@@ -227,6 +231,7 @@ class _Step(NamedTuple):
     instruction: str | None
     rendering: np.ndarray | None
     between: np.ndarray | None
+    effects: Effects | None
     input: np.ndarray
     compressed: tuple[np.ndarray, np.ndarray] | None
     reconstruction: np.ndarray | None
@@ -258,6 +263,7 @@ class _Recorder:
     def __init__(self, actor: Actor, max_steps: int, in_detail: bool) -> None:
         self.actor = actor
         self.max_steps = max_steps
+        self.in_detail = in_detail
         self.steps: list[_Step] = []
         self.begin: State = None  # of the core, before the episode
 
@@ -334,6 +340,7 @@ class _Recorder:
             instruction=instruction,
             rendering=rendering,
             between=between,
+            effects=self._effects(before, core_input, action[0], attention.slots),
             input=core_input.numpy(),
             compressed=_compressed(core, before, attention.slots),
             reconstruction=self._reconstruction(output),
@@ -343,6 +350,14 @@ class _Recorder:
             if episode.environment == 0:
                 return episode
         return None
+
+    def _effects(
+        self, before: State, core_input: torch.Tensor, action: torch.Tensor, slots: tuple[np.ndarray, ...]
+    ) -> Effects | None:
+        """What memory caused of the first row's action."""
+        if not self.in_detail or not isinstance(self.actor.agent.core, Transformer):
+            return None
+        return effects(self.actor.agent, before, core_input, action, slots)
 
     def _counts(self) -> list[float]:
         """The counters of right and wrong choices in the episode so far; 0 if the environment has none."""
@@ -587,6 +602,7 @@ def _join(steps: list[_Step], episode: Episode, actor: Actor, counterfactual: _C
         otherwise=counterfactual.otherwise,
         apart=counterfactual.apart,
         entered=counterfactual.entered,
+        effects=_all_or_none(step.effects for step in steps),
         compressed=_join_compressed(steps),
         reconstructions=_stack(step.reconstruction for step in steps),
         last_observation=_parts_of_first_row(actor.env_output),
@@ -647,6 +663,12 @@ def _join_compressed(steps: Sequence[_Step]) -> Compressed | None:
     inputs = np.stack([step.input for step in steps])  # [T, D]
     inputs_of_slots = inputs[numbers]
     return Compressed(np.concatenate(slots), numbers, inputs_of_slots)
+
+
+def _all_or_none(found: Iterable[Effects | None]) -> tuple[Effects, ...] | None:
+    """The effects of all steps; None if they are not known."""
+    known = tuple(each for each in found if each is not None)
+    return known or None
 
 
 def _stack(arrays: Iterable[np.ndarray | None]) -> np.ndarray | None:

@@ -270,14 +270,21 @@ class Agent(nn.Module):
 
     def decide(self, features: Tensor, inputs: Tensor, shown: Sensed) -> tuple[Tensor, Tensor]:
         """The policy's parameters and the value, from the core's features and inputs [B, T, D]; see `Encoded`."""
-        if self.config.skip:
-            features = features + inputs
-        value_features = features
+        joined = self._joined(features, inputs)
+        value_features = joined
         if self.value_vision is not None:
             seen_by_value = self.value_vision(vectors_of(shown)).unflatten(0, features.shape[:2])
-            value_features = torch.cat([features, seen_by_value], dim=-1)
+            value_features = torch.cat([joined, seen_by_value], dim=-1)
         value = self.value(value_features).squeeze(-1)
-        return self.policy(features), value
+        return self.policy(joined), value
+
+    def act_on(self, features: Tensor, inputs: Tensor) -> Tensor:
+        """The policy's parameters alone, as in `decide`."""
+        return self.policy(self._joined(features, inputs))
+
+    def _joined(self, features: Tensor, inputs: Tensor) -> Tensor:
+        """What the heads receive."""
+        return features + inputs if self.config.skip else features
 
     def _parts(self, observation: Sensed | Observation) -> tuple[Sensed, Tensor | None]:
         """What is seen, and the words of the instruction if there are any.

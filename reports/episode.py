@@ -4,12 +4,14 @@
 """
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from actors.causes import STRETCH, Effects
 from actors.recording import Recording
 from reports.actions import Column, columns, means, received
 from reports.compression import what_is_kept
@@ -24,6 +26,8 @@ SHEET_FRAMES = 100
 """Frames in one picture of the page, in ten columns."""
 LOSSLESS_BYTES = 4_000_000
 """Size of an episode's frames above which they are compressed with loss."""
+DECISIVE = 10.0
+"""By how much the odds of an action fall without what decided it."""
 
 
 def show(recordings: Sequence[Recording], stem: Path, title: str, core: str, run: Path) -> dict[str, str]:
@@ -80,6 +84,7 @@ def page_data(recordings: Sequence[Recording], title: str, core: str, limit: int
         "reported": any(
             each.compressed and (each.situations or each.reconstructions is not None) for each in recordings
         ),
+        "agreement": agreement(recordings),
         "kept": kept if kept and (kept["views"] or kept["names"]["rows"]) else None,
         "sheet": {"columns": 10, "rows": SHEET_FRAMES // 10, "width": width, "height": height},
         "episodes": episodes,
@@ -117,6 +122,7 @@ def _episode(recording: Recording, pictures: np.ndarray) -> tuple[dict[str, Any]
         "scores": rounded(recording.returns[:steps], 6),
         "layers": layers,
         "kinds": recording.kinds,
+        "effects": recording.effects and _effects(recording.effects[:steps]),
         "situations": recording.situations and list(map(_plain, recording.situations[:steps])),
         "instructions": _instructions(recording, steps),
         "poses": None if recording.poses is None else [rounded(pose) for pose in recording.poses[:steps]],
@@ -156,6 +162,35 @@ def _evidence(recording: Recording, otherwise: np.ndarray) -> np.ndarray:
     """[T] log of the action's probability over that with the other example as the example; NaN where there is none."""
     taken = recording.probabilities[np.arange(len(recording.actions)), recording.actions]
     return np.log(np.maximum(taken, 1e-30) / np.maximum(otherwise, 1e-30))
+
+
+def _effects(effects: Sequence[Effects]) -> dict[str, Any]:
+    """What memory caused, by step, as the page reads it; see `actors.causes`."""
+    return {
+        "kinds": [rounded(each.kinds, 3) for each in effects],
+        "stretches": [each.stretch.tolist() for each in effects],
+        "of_stretches": rounded(np.array([each.stretch_effect for each in effects]), 3),
+    }
+
+
+def agreement(recordings: Sequence[Recording]) -> dict[str, int] | None:
+    """How often attention points at what memory caused; None if that is not known.
+
+    "of": the steps at which the odds of the action would fall to a tenth or less without some `STRETCH` steps of the
+    memory. "agree": those among them where the earlier step that the first layer attends to most is one of these.
+    """
+    counted = agree = 0
+    known = [recording for recording in recordings if recording.effects and recording.attention]
+    for recording in known:
+        assert recording.effects
+        by_step = recording.attention[0].by_step()
+        for step, found in enumerate(recording.effects):
+            if found.stretch_effect < math.log(DECISIVE):
+                continue
+            first, last = found.stretch
+            counted += 1
+            agree += bool(first <= by_step[step, :step].argmax() <= last)
+    return {"agree": agree, "of": counted, "steps": STRETCH} if known else None
 
 
 def _plain(situation: Mapping[str, Any]) -> dict[str, Any]:

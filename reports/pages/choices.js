@@ -111,6 +111,31 @@ function often(total) {
 // correct choices. Undefined if there are too few of these.
 const blurred = ([low, , , count] = []) => (count >= FEW ? low <= count / 4 : undefined);
 
+// What the odds of an action would be without a part of memory, if their logarithm fell by so much, in words.
+function oddsWithout(fall) {
+  if (Math.abs(fall) < 0.05) return "the same";
+  const times = Math.exp(Math.abs(fall)), number = times > 1e6 ? "a million" : readable(Number(times.toPrecision(2)));
+  return fall > 0 ? `1/${number} of what they are` : `${number} times as high`;
+}
+
+const stepsOf = ({ first, last }) => (first === last ? `step ${first}` : `steps ${first} to ${last}`);
+
+// The steps of a memory without which the odds of an action would fall most; undefined if nothing was remembered.
+function causeOf(of, at) {
+  const [first, last] = of.effects?.stretches[at] ?? [-1], fall = of.effects?.of_stretches[at];
+  return first < 0 || !Number.isFinite(fall) ? undefined : { first, last, fall };
+}
+
+// Of the steps in a room the one whose action depends most on steps before the room; undefined if none does.
+function earlierCause(of, entered, at) {
+  let found;
+  for (let when = entered; when <= at; when++) {
+    const because = causeOf(of, when);
+    if (because && because.last < entered && because.fall >= Math.max(Math.log(2), found?.fall ?? 0)) found = { ...because, when };
+  }
+  return found;
+}
+
 // Why memory made little difference, in a sentence.
 function cause(ranks) {
   const [, high, , count, [number, median] = []] = ranks.get(APART) ?? [], fails = blurred(ranks.get(APART));
@@ -155,6 +180,8 @@ function story(of, at, ranks) {
   const example = DATA.plan?.rooms[0].replace(/^room of /, ""), held = seen && of.layers.length ? seen.filter((when) => attention(decided, of).some(({ first, last }) => first <= when && when <= last)) : [];
   if (took) parts.push(`It took the ${took.words} (${took.name}), not the ${left.words} (${left.name})`);
   if (total !== undefined && verdict(total) !== NONE) parts.push(`The step that changed it most is ${decided}, ${decided - entered} after entering this room`);
+  const because = earlierCause(of, entered, at);
+  if (because) parts.push(`Its action at step ${because.when} came from ${stepsOf(because)}: without them in memory its odds would be ${oddsWithout(because.fall)}`);
   if (seen) parts.push(`In the ${DATA.plan.rooms[0]}, ${seen.length || "none"} of the ${stay[1] - stay[0] + 1} steps of the latest stay (${span(...stay)}) had ${example} in view`);
   if (seen?.length && of.layers.length) parts.push(`${held.length === seen.length ? "All" : held.length || "None"} of them were in memory at step ${decided}`);
   const [low, high, rare, count] = ranks.get(VALUE) ?? [];

@@ -316,6 +316,7 @@ function look() {
     const empty = slots.some((slot) => slot.kind === kind) ? "" : "; empty so far";
     return `${NAMES[kind][0].toUpperCase()}${NAMES[kind].slice(1)}: ${MEANS[kind](sizes[episode.kinds.indexOf(kind)], most)}${empty}.`;
   }).reverse().join(" ");
+  get("did").replaceChildren(...did(step).map((text) => element("p", { class: "note" }, text)));
   const visit = visits().filter(([first]) => first <= step).pop();
   get("looks").textContent = "";
   if (visit) {
@@ -328,6 +329,19 @@ function look() {
   get("strip").replaceChildren(...best.map((slot) => thumbnail(slot, largest)));
   const rest = slots.length - best.length, left = 1 - best.reduce((sum, slot) => sum + slot.weight, 0);
   get("rest").textContent = rest > 0 ? `The other ${rest} slots together: ${percent(Math.max(0, left))}.` : "";
+}
+
+// What memory did at a step, in sentences.
+function did(at) {
+  const because = causeOf(episode, at);
+  if (!because) return episode.effects ? ["It had nothing to remember yet."] : [];
+  const { fall } = because, kinds = episode.kinds.flatMap((kind, index) => (
+    episode.layers.some((layer) => layer.sizes[index]) ? [`without ${kind === "segment" ? "the earlier steps of the " : ""}${NAMES[kind]} ${oddsWithout(episode.effects.kinds[at][index])}`] : []));
+  const most = fall < Math.log(1.1) ? "No few steps of its memory speak for the action that it took"
+    : `Without ${stepsOf(because)} of its memory the odds of the action that it took would be ${oddsWithout(fall)}; no others matter as much`;
+  const found = [`${most}. The odds would be ${kinds.join(", ")}.`], { agree, of, steps } = DATA.agreement ?? {};
+  if (of) found.push(`At ${of} steps of this page the odds would fall to a tenth or less without some ${steps} steps. At ${agree} of them, the earlier step that got most attention is among these.`);
+  return found;
 }
 
 // The clusters whose routed slots are attended to, each with its steps.

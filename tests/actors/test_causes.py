@@ -1,0 +1,138 @@
+"""What memory caused: slots that cannot matter, a dependence that was put there, and who is asked."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from actors import Actor
+from actors.causes import STRETCH, effects
+from actors.recording import Recording, record_episodes
+from agent import Agent, AgentConfig
+from agent.core import CompressiveTransformerConfig, CoreConfig, LSTMConfig, RoutingTransformerConfig
+from envs import make_vector
+from reports.episode import agreement
+from tests.agent.tiny import normal
+
+ENV = "rooms:small,episode_frames=120"
+SIZES: dict[str, Any] = {"segment_size": 4, "memory_size": 4}
+COMPRESSIVE = CompressiveTransformerConfig(8, 2, 2, 8, **SIZES, compressed_size=4, compression_rate=2)
+ROUTING = RoutingTransformerConfig(8, 2, 2, 8, **SIZES, window=2, clusters=2, groups=2)
+
+
+def recorded(core: CoreConfig, in_detail: bool = True) -> Recording:
+    torch.manual_seed(0)
+    envs = make_vector(ENV, 2)
+    shape = envs.single_observation_space.shape
+    config = AgentConfig(torso="small", torso_size=8, core=core, skip=True)
+    agent = Agent(config, shape, int(envs.single_action_space.n))
+    agent.policy.weight.data.mul_(300)  # it begins nearly uniform
+    (recording,) = record_episodes(Actor(envs, agent, actor_id=0, seed=3), 1, in_detail=in_detail)
+    return recording
+
+
+@pytest.mark.parametrize("core", [COMPRESSIVE, ROUTING], ids=["compressive", "routing"])
+def test_only_what_is_in_memory_has_an_effect(core: CoreConfig) -> None:
+    recording = recorded(core)
+    assert recording.effects is not None
+    assert len(recording.effects) == len(recording.rewards)
+    first = recording.effects[0]
+    assert not first.slots.any()
+    assert not first.kinds.any()
+    assert first.stretch.tolist() == [-1, -1]
+    for step, found in enumerate(recording.effects):
+        held = recording.attention[0].steps[step]
+        empty = (held[:, 0] < 0) | (held[:, 1] >= step)
+        assert not found.slots[empty].any(), "of no step, or of this one"
+        if step:
+            low, high = found.stretch
+            assert 0 <= low <= high < step
+            assert high - low < STRETCH
+            assert np.isfinite(found.stretch_effect)
+    nothing_older = np.array(
+        [not (layer.steps[..., 0] >= 0)[:, : layer.sizes[0]].any() for layer in recording.attention]
+    )
+    assert not nothing_older.any()
+    assert any(found.kinds[0] for found in recording.effects)
+    of_slots = np.stack([found.slots for found in recording.effects])
+    assert (of_slots != 0).mean() > 0.3
+
+
+def test_effects_are_falls_of_the_log_odds() -> None:
+    """Of a slot: those of the policy that the core gives without it, for an agent of one layer."""
+    torch.manual_seed(0)
+    core = CompressiveTransformerConfig(8, 1, 2, 8, **SIZES, compressed_size=0)
+    agent = Agent(AgentConfig(torso="small", torso_size=8, core=core), (3,), 3).eval()
+    agent.policy.weight.data.mul_(300)
+    with torch.no_grad():
+        start = agent.initial_state(2)
+        state = agent.core(normal(2, 6, 8).float(), torch.eye(2, 6, dtype=torch.bool), start).state
+    held = (6 - agent.core.slot_ages(0, state)[0]).numpy()
+    held[held[:, 1] > 6] = -1
+    inputs = normal(8, seed=1).float()
+    found = effects(agent, state, inputs, torch.tensor(2), (held,))
+
+    def odds(hidden: list[int]) -> float:
+        mask = torch.zeros(2, 8, dtype=torch.bool)
+        mask[0, hidden] = True
+        with torch.no_grad():
+            out = agent.core(inputs.expand(2, 1, 8), torch.zeros(2, 1, dtype=torch.bool), state, hidden=[mask])
+            return float(agent.policy(out.features)[0, 0].double().softmax(dim=-1)[2].logit())
+
+    full = odds([])
+    for slot in range(6):  # the first six are memory and the segment so far
+        assert found.slots[slot] == pytest.approx(full - odds([slot]), abs=1e-5)
+    assert found.kinds == pytest.approx([0.0, full - odds([0, 1, 2, 3]), full - odds([4, 5])], abs=1e-5)
+    by_begin = [full - odds(list(range(begin, 6))) for begin in range(6)]  # all six are fewer than a stretch
+    assert found.stretch_effect == pytest.approx(max(by_begin), abs=1e-5)
+    assert found.stretch.tolist() == [int(np.argmax(by_begin)), 5]
+
+
+def test_a_dependence_that_was_put_there_is_found() -> None:
+    """A question that asks for one key, whose value alone the policy reads."""
+    torch.manual_seed(0)
+    core = CompressiveTransformerConfig(8, 1, 1, 8, segment_size=8, memory_size=16, compressed_size=0, norm="pre")
+    agent = Agent(AgentConfig(torso="small", torso_size=8, core=core), (3,), 2).eval()
+    signs = torch.tensor([1.0, -1.0])
+    key = signs.repeat(4)
+    question = signs.repeat_interleave(2).repeat(2)
+    answer = signs.repeat_interleave(4)  # the three are at right angles, and have a mean of 0
+    inputs = torch.randn(1, 20, 8)
+    inputs[0, 7] = key
+    layer = agent.core.layers[0]
+    with torch.no_grad():
+        for weight in (*layer.mlp.parameters(), *layer.attention.parameters()):
+            weight.zero_()
+        layer.attention.query.weight.copy_(torch.outer(key, question))
+        layer.attention.key_value.weight[:8] = torch.eye(8)
+        layer.attention.key_value.weight[8:] = torch.outer(answer, key) / 8
+        layer.attention.output.weight.copy_(torch.eye(8))
+        agent.policy.weight.copy_(torch.stack([answer, -answer]))
+        state = agent.core(inputs, torch.zeros(1, 20, dtype=torch.bool), agent.initial_state(1)).state
+    held = (20 - agent.core.slot_ages(0, state)[0]).numpy()
+    held[held[:, 1] > 20] = -1
+    found = effects(agent, state, question, torch.tensor(0), (held,))
+    assert held[found.slots.argmax()].tolist() == [7, 7]
+    assert found.stretch[0] <= 7 <= found.stretch[1]
+    others = np.delete(np.abs(found.slots), found.slots.argmax())
+    assert found.slots.max() > 3 * others.max()
+
+
+def test_effects_are_asked_of_cores_with_attention_in_detail() -> None:
+    assert recorded(LSTMConfig(8)).effects is None
+    assert recorded(COMPRESSIVE, in_detail=False).effects is None
+    assert agreement([recorded(LSTMConfig(8))]) is None
+
+
+def test_agreement_counts_decisive_steps() -> None:
+    recording = recorded(COMPRESSIVE)
+    assert recording.effects is not None
+    attended = recording.attention[0].by_step()
+    decisive = [step for step, found in enumerate(recording.effects) if found.stretch_effect >= np.log(10)]
+    agree = 0
+    for step in decisive:
+        low, high = recording.effects[step].stretch
+        agree += low <= attended[step, :step].argmax() <= high
+    assert agreement([recording]) == {"agree": agree, "of": len(decisive), "steps": STRETCH}
+    assert decisive
