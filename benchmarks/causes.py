@@ -1,0 +1,112 @@
+"""What of a memory decides actions, and where attention points instead: by kind of memory and by age of the steps.
+
+    python -m benchmarks.causes pretrained/level [RUN ...] [--episodes 32] [--plot docs/causes.svg]
+
+Counted are the steps at which the odds of the action would fall to a tenth or less without up to eight steps of the
+memory (`actors.causes`). "causes" are the falls without each kind of memory, as shares of their sum; "attention" is
+that of the first layer to earlier steps. Ages are those of the newest step that decided, and of the earlier step with
+most attention.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import tyro
+
+from actors.recording import Recording
+from benchmarks.common import run
+from reports.episode import DECISIVE, agreement
+from storage.run import Run
+from training.evaluation import load_trained_agent, record
+
+AGES = (1, 8, 16, 32, 64, 128)
+"""Where intervals of ages begin."""
+
+
+@dataclass
+class Options:
+    runs: Annotated[tuple[Path, ...], tyro.conf.Positional]
+    episodes: int = 32
+    seed: int = 0
+    plot: Path | None = None
+
+
+def measure(options: Options) -> dict[str, Any]:
+    found: dict[str, Any] = {"episodes": options.episodes}
+    for path in options.runs:
+        player = load_trained_agent(Run(path))
+        recordings = record(player.config, player.agent, options.episodes, options.seed)
+        found[str(path)] = _of_run(recordings)
+    if options.plot:
+        _draw(found, [str(path) for path in options.runs], options.plot)
+    return found
+
+
+def _of_run(recordings: Sequence[Recording]) -> dict[str, Any]:
+    kinds = recordings[0].kinds
+    causes, looks, ages, looked = [], [], [], []
+    for recording in recordings:
+        assert recording.effects
+        layer = recording.attention[0]
+        weights = layer.weights.mean(axis=1)  # [T, S]
+        kind_of_slot = np.repeat(np.arange(3), layer.sizes)
+        by_step = layer.by_step()
+        for step, effect in enumerate(recording.effects):
+            if effect.stretch_effect < np.log(DECISIVE):
+                continue
+            causes.append(np.maximum(effect.kinds, 0.0))
+            earlier = np.where(layer.steps[step, :, 1] < step, weights[step], 0.0)
+            looks.append(np.bincount(kind_of_slot, earlier, minlength=3))
+            ages.append(step - effect.stretch[1])
+            looked.append(step - by_step[step, :step].argmax())
+    counted = agreement(recordings) or {"agree": 0}
+    return {
+        "steps": sum(len(recording.rewards) for recording in recordings),
+        "decided": len(ages),
+        "attention agrees": counted["agree"],
+        "causes": _shares(causes, kinds),
+        "attention": _shares(looks, kinds),
+        "ages of causes": _by_age(ages),
+        "ages of most attention": _by_age(looked),
+    }
+
+
+def _shares(parts: list[np.ndarray], kinds: Sequence[str]) -> dict[str, float]:
+    """The mean share of each kind."""
+    if not parts:
+        return {}
+    table = np.stack(parts)
+    shares = (table / np.maximum(table.sum(axis=1, keepdims=True), 1e-9)).mean(axis=0)
+    return {kind: round(float(share), 3) for kind, share in zip(kinds, shares)}
+
+
+def _by_age(ages: Sequence[int]) -> dict[str, float]:
+    """Shares of ages in the intervals that begin at `AGES`."""
+    counts, _ = np.histogram(ages, [*AGES, np.inf])
+    return {str(age): round(float(count) / max(1, len(ages)), 3) for age, count in zip(AGES, counts)}
+
+
+def _draw(found: dict[str, Any], names: Sequence[str], path: Path) -> None:
+    """A panel for each run: the age of what decided, and of what attention looks at most."""
+    from matplotlib.figure import Figure
+
+    figure = Figure((4.2 * len(names), 3.2), layout="constrained")
+    panels = figure.subplots(1, len(names), squeeze=False, sharey=True)[0]
+    places = np.arange(len(AGES))
+    ends = [*(f"{begin}–{end - 1}" for begin, end in zip(AGES, AGES[1:])), f"{AGES[-1]}–"]
+    for axes, name in zip(panels, names):
+        for offset, kind in ((-0.2, "causes"), (0.2, "most attention")):
+            shares = list(found[name][f"ages of {kind}"].values())
+            axes.bar(places + offset, [100 * share for share in shares], 0.38, label=kind)
+        axes.set(xticks=places, xticklabels=ends, xlabel="steps ago", title=Path(name).name)
+        axes.spines[["top", "right"]].set_visible(False)
+    panels[0].set_ylabel("% of the steps that memory decided")
+    panels[0].legend(frameon=False)
+    figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
+
+
+if __name__ == "__main__":
+    run(measure, Options)
