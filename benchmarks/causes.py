@@ -8,6 +8,7 @@ that of the first layer to earlier steps. Ages are those of the newest step that
 most attention.
 """
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -60,8 +61,8 @@ def _of_run(recordings: Sequence[Recording]) -> dict[str, Any]:
             causes.append(np.maximum(effect.kinds, 0.0))
             earlier = np.where(layer.steps[step, :, 1] < step, weights[step], 0.0)
             looks.append(np.bincount(kind_of_slot, earlier, minlength=3))
-            ages.append(step - effect.stretch[1])
-            looked.append(step - by_step[step, :step].argmax())
+            ages.append(int(step - effect.stretch[1]))
+            looked.append(int(step - by_step[step, :step].argmax()))
     counted = agreement(recordings) or {"agree": 0}
     return {
         "steps": sum(len(recording.rewards) for recording in recordings),
@@ -96,7 +97,7 @@ def _draw(found: dict[str, Any], names: Sequence[str], path: Path) -> None:
     figure = Figure((4.2 * len(names), 3.2), layout="constrained")
     panels = figure.subplots(1, len(names), squeeze=False, sharey=True)[0]
     places = np.arange(len(AGES))
-    ends = [*(f"{begin}–{end - 1}" for begin, end in zip(AGES, AGES[1:])), f"{AGES[-1]}–"]
+    ends = [*(f"{begin}–{end - 1}" for begin, end in itertools.pairwise(AGES)), f"{AGES[-1]}–"]
     for axes, name in zip(panels, names):
         for offset, kind in ((-0.2, "causes"), (0.2, "most attention")):
             shares = list(found[name][f"ages of {kind}"].values())
