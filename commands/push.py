@@ -6,7 +6,6 @@ from pathlib import Path
 from rich.console import Console
 
 from commands.options import PushOptions
-from commands.shared_options import PlayOptions
 from reports.card import CURVE, FILM, card, main_chart
 from reports.report import page_data, read_rows
 from storage.errors import UserError, user_errors
@@ -44,9 +43,9 @@ def _describe(run: Run, folder: Path, name: str, options: PushOptions, console: 
     if options.video_episodes:
         from reports.video import film
 
-        player = load_trained_agent(Run(folder), options.allow, None, PlayOptions().limits)
+        player = load_trained_agent(Run(folder), options.allow)
         with console.status("filming"):
-            recordings = record(player.config, player.agent, options.video_episodes, in_detail=True)
+            recordings = record(player.config, player.agent, options.video_episodes)
             film(recordings, folder / FILM)
     chart = main_chart(data)
     if chart:

@@ -86,7 +86,8 @@ def opened(name: str) -> Iterator[Run]:
         yield Run(name)
         return
     with tempfile.TemporaryDirectory(prefix="compressive-") as temporary:
-        folder = Path(temporary) / name.rstrip("/").rpartition("/")[2]
+        last = name.rstrip("/").rpartition("/")[2]
+        folder = Path(temporary) / (last.strip(".") or "run")  # pages show the name
         folder.mkdir()
         copy_run(name, folder)
         yield Run(folder)

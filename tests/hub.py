@@ -66,7 +66,7 @@ class _Handler(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
         path = unquote(urlsplit(self.path).path)
-        if path.endswith("/paths-info/main"):
+        if "/paths-info/" in path:
             self._paths_info(path, body)
         elif path == "/api/validate-yaml":
             self._answer({"errors": [], "warnings": []})
@@ -109,7 +109,7 @@ class _Handler(BaseHTTPRequestHandler):
         self._answer({"commitUrl": url, "commitOid": revision, "success": True})
 
     def _paths_info(self, path: str, body: bytes) -> None:
-        name = path.removeprefix("/api/models/").removesuffix("/paths-info/main")
+        name = path.removeprefix("/api/models/").partition("/paths-info/")[0]
         text = body.decode()
         wanted = json.loads(text)["paths"] if text.startswith("{") else re.findall(r"paths=([^&]*)", unquote(text))
         self._answer([entry for entry in self._tree(name) if entry["path"] in wanted])
@@ -123,15 +123,15 @@ class _Handler(BaseHTTPRequestHandler):
         is_hidden = name in self.server.private and self.headers.get("Authorization") != f"Bearer {TOKEN}"
         if name not in self.server.files or is_hidden:
             self._error(404, "RepoNotFound", "Repository not found")
-        elif re.fullmatch(r"/api/models/[^/]+/[^/]+(/revision/main)?", path):
+        elif re.fullmatch(r"/api/models/[^/]+/[^/]+(/revision/[^/]+)?", path):
             siblings = [{"rfilename": file} for file in self.server.files[name]]
             private = name in self.server.private
             about = {"id": name, "modelId": name, "sha": self.server.revision(name), "private": private}
             self._answer({**about, "siblings": siblings, "tags": [], "downloads": 0, "likes": 0})
-        elif found := re.fullmatch(r"/api/models/[^/]+/[^/]+/tree/main(/.*)?", path):
+        elif found := re.fullmatch(r"/api/models/[^/]+/[^/]+/tree/[^/]+(/.*)?", path):
             below = (found[1] or "").strip("/")
             self._answer([entry for entry in self._tree(name) if entry["path"].startswith(below)])
-        elif found := re.fullmatch(r"/[^/]+/[^/]+/resolve/main/(.*)", path):
+        elif found := re.fullmatch(r"/[^/]+/[^/]+/resolve/[^/]+/(.*)", path):
             self._file(name, found[1])
         else:
             self._unknown()

@@ -71,7 +71,7 @@ def test_an_agent_goes_to_the_hub_and_comes_back(
     (near,), (far,) = (json.loads(ask("evaluate", name, *words)) for name in (tmp_path / "pulled", f"hf://{NAME}"))
     assert far["return"] == near["return"]
     assert (far["run"], far["checkpoint"]) == (f"hf://{NAME}", f"hf://{NAME}/checkpoints/{mine.step:012d}")
-    ask("visualize", f"hf://{NAME}", "--episodes=1", f"--output={tmp_path / 'shown'}")
+    ask("visualize", f"hf://{NAME}@v1", "--episodes=1", f"--output={tmp_path / 'shown'}")
     assert (tmp_path / "shown" / "episodes.html").is_file()
 
     ask("push", finished[0], NAME, "--video-episodes=0")
