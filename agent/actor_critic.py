@@ -10,7 +10,6 @@ from torch.nn import functional as F
 from agent.config import AgentConfig
 from agent.core import Mean, State, make_core
 from agent.encoders import (
-    BESIDE,
     INSTRUCTION_SIZE,
     InstructionEncoder,
     Reconstruction,
@@ -133,7 +132,7 @@ class Agent(nn.Module):
         # Encoders of the observation; all that is known at a step is joined to the core's inputs.
         sizes = vector_sizes(observation_shape)
         self.standardization = Standardization(sizes) if config.standardize and sizes else None
-        self.vision = make_torso(config.torso, observation_shape, config.torso_size, config.torso_beside)
+        self.vision = make_torso(config.torso, observation_shape, config.torso_size)
         joint_size = self.vision.num_features + self.distribution.num_features + 1
         self.instruction = None
         if has_instructions:
@@ -166,15 +165,8 @@ class Agent(nn.Module):
         self.policy.bias.data.copy_(self.distribution.first)
 
     def begin_with(self, weights: Weights) -> None:
-        """Loads the weights of an agent of the same configuration, without those of its teacher if it had one.
-
-        That agent may lack a second torso, which then stays as it is.
-        """
-        self.load_state_dict(self._weights_beside() | own_weights(weights))
-
-    def _weights_beside(self) -> Weights:
-        """Those of the second torso; see `AgentConfig.torso_beside`."""
-        return {name: weight for name, weight in self.state_dict().items() if BESIDE in name and TEACHER not in name}
+        """Loads the weights of an agent of the same configuration, without those of its teacher if it had one."""
+        self.load_state_dict(own_weights(weights))
 
     def alone(self) -> "Agent":
         """A copy, without a teacher."""

@@ -16,9 +16,6 @@ class AgentConfig(Checked):
     above. Vectors always use two linear layers."""
     torso_size: Size = 256
     """Features of the torso."""
-    torso_beside: str | None = None
-    """A second network for images: deep, shallow or small; none for none. Its features are added to the torso's, and
-    its last layer begins at 0: a run that begins with the weights of one without it (--from-run) begins as that one."""
     core: CoreConfig = field(default_factory=CompressiveTransformerConfig)
     """The recurrent core."""
     skip: bool = False

@@ -142,63 +142,38 @@ LARGE_IMAGE = 64
 """Pixels of the shorter side from which `shallow` fits and not `small`: on 84 x 84 x 4 it has 0.4 of its products."""
 
 
-BESIDE = ".beside"
-"""How the names of a second network's weights go on, behind the torso's own."""
-
-
 class Vision(nn.Module):
-    """The convolutions of a torso in `TORSOS`, then one linear layer with a ReLU.
+    """The convolutions of a torso in `TORSOS`, then one linear layer with a ReLU."""
 
-    With the name of a second torso, `beside`, the features of that one are added before the ReLU. Its linear layer
-    begins at 0.
-    """
-
-    def __init__(self, name: str, image_shape: Sequence[int], size: int, beside: str | None = None) -> None:
+    def __init__(self, name: str, image_shape: Sequence[int], size: int) -> None:
         super().__init__()
         if len(image_shape) != 3 or min(image_shape) < 1:
             raise ValueError(f"image_shape: expected [height, width, channels], got {list(image_shape)}")
         self.image_shape = tuple(image_shape)
         self.num_features = size
-        self.convolutions, self.linear = _vision_layers(name, image_shape, size)
-        self.beside: nn.Sequential | None = None
-        if beside is not None:
-            self.beside, self.beside_linear = _vision_layers(beside, image_shape, size)
-            nn.init.zeros_(self.beside_linear.weight)
-            nn.init.zeros_(self.beside_linear.bias)
+        height, width, channels = image_shape
+        # Channels last is the faster layout.
+        self.convolutions = nn.Sequential(*TORSOS[name](channels))
+        self.convolutions.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        # The number of features follows from the convolutions' strides and padding.
+        with torch.no_grad():
+            flat = self.convolutions(torch.zeros(1, channels, height, width)).numel()
+        self.linear = nn.Linear(flat, size)
 
     def forward(self, images: Tensor) -> Tensor:
         """uint8 images [N, height, width, channels] to features [N, size]."""
         _check_observation(images, torch.uint8, self.image_shape)
-        scaled = scale(images, self.linear.weight.dtype)
-        features = _flat_linear(self.convolutions(scaled), self.linear)
-        if self.beside is not None:
-            features = features + _flat_linear(self.beside(scaled), self.beside_linear)
-        return torch.relu(features)
-
-
-def _vision_layers(name: str, image_shape: Sequence[int], size: int) -> tuple[nn.Sequential, nn.Linear]:
-    """The convolutions of a torso, and the linear layer for what they make of an image."""
-    height, width, channels = image_shape
-    # Channels last is the faster layout.
-    convolutions = nn.Sequential(*TORSOS[name](channels))
-    convolutions.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    # The number of features follows from the convolutions' strides and padding.
-    with torch.no_grad():
-        flat = convolutions(torch.zeros(1, channels, height, width)).numel()
-    return convolutions, nn.Linear(flat, size)
-
-
-def _flat_linear(features: Tensor, linear: nn.Linear) -> Tensor:
-    """A linear layer on features [N, channels, height, width], flattened."""
-    weight = linear.weight
-    many = not torch.compiler.is_exporting() and features.shape[0] > weight.shape[0]
-    if many:
-        # Features are stored channels last. Permuting the weights is cheaper here than permuting them, and their
-        # gradient comes back in the order that convolutions need.
-        weight = weight.unflatten(1, features.shape[1:])
-        weight = weight.permute(0, 2, 3, 1).flatten(1)
-        features = features.permute(0, 2, 3, 1)
-    return F.linear(features.flatten(1), weight, linear.bias)
+        weight = self.linear.weight
+        features = self.convolutions(scale(images, weight.dtype))
+        many = not torch.compiler.is_exporting() and images.shape[0] > weight.shape[0]
+        if many:
+            # Features are stored channels last. Permuting the weights is cheaper here than permuting them, and their
+            # gradient comes back in the order that convolutions need.
+            weight = weight.unflatten(1, features.shape[1:])
+            weight = weight.permute(0, 2, 3, 1).flatten(1)
+            features = features.permute(0, 2, 3, 1)
+        flat = features.flatten(1)
+        return torch.relu(F.linear(flat, weight, self.linear.bias))
 
 
 class VectorTorso(nn.Module):
@@ -260,12 +235,10 @@ class Torsos(nn.ModuleList):
         return torch.cat(features, dim=-1)
 
 
-def make_torso(
-    name: str, observation_shape: Shape | tuple[Shape, ...], size: int, beside: str | None = None
-) -> Vision | VectorTorso | Torsos:
+def make_torso(name: str, observation_shape: Shape | tuple[Shape, ...], size: int) -> Vision | VectorTorso | Torsos:
     """The torso for an observation shape: `VectorTorso` for vectors, the one of `TORSOS` for images; several for parts.
 
-    The name "auto" stands for `shallow` or `small`, by the size of each image. `beside` is that of `Vision`.
+    The name "auto" stands for `shallow` or `small`, by the size of each image.
 
     Raises:
         ValueError: if there is no such torso, or the shape is neither that of a vector nor that of an image.
@@ -273,22 +246,20 @@ def make_torso(
     names = [*TORSOS, FITTING]
     if name not in names:
         raise ValueError(f"torso: expected one of {', '.join(names)}, got {name!r}")
-    if beside is not None and beside not in TORSOS:
-        raise ValueError(f"torso_beside: expected one of {', '.join(TORSOS)}, got {beside!r}")
     parts = parts_of(observation_shape)
     if parts:
-        torsos = [_torso_of_part(name, shape, size, beside) for shape in parts]
+        torsos = [_torso_of_part(name, shape, size) for shape in parts]
         return Torsos(torsos)
-    return _torso_of_part(name, typing.cast(Shape, observation_shape), size, beside)
+    return _torso_of_part(name, typing.cast(Shape, observation_shape), size)
 
 
-def _torso_of_part(name: str, shape: Shape, size: int, beside: str | None) -> Vision | VectorTorso:
+def _torso_of_part(name: str, shape: Shape, size: int) -> Vision | VectorTorso:
     if len(shape) == 1:
         return VectorTorso(shape[0], size)
     if name == FITTING:
         shorter_side = min(shape[:2])
         name = "shallow" if shorter_side >= LARGE_IMAGE else "small"
-    return Vision(name, shape, size, beside)
+    return Vision(name, shape, size)
 
 
 def vector_sizes(observation_shape: Shape | tuple[Shape, ...]) -> list[int]:

@@ -6,7 +6,6 @@ done. To imitate it is a loss beside those of IMPALA, as in Kickstarting (Schmit
 teacher whose view is privileged (Chen et al. 2019, arXiv:1912.12294).
 """
 
-import dataclasses
 from typing import NamedTuple
 
 import torch
@@ -15,7 +14,7 @@ from torch import Tensor
 from agent.actor_critic import TEACHER, Agent, AgentOutput, Weights, own_weights
 from agent.config import AgentConfig
 from agent.core import Mean, State
-from agent.encoders import BESIDE, Shape, parts_of
+from agent.encoders import Shape, parts_of
 from agent.policies import ActionSpace, Categorical
 from agent.trajectory import Observation, Sensed
 
@@ -31,7 +30,7 @@ class TaughtState(NamedTuple):
 
 
 class TaughtAgent(Agent):
-    """An agent, and its teacher: a network of the same configuration, without a second torso, whose weights stay.
+    """An agent, and its teacher: a network of the same configuration, whose weights do not change.
 
     It is called as any agent is. Its observations are pairs of images, of which it sees the first and its teacher the
     second. Its state is a `TaughtState`. Among its losses are "teacher", the divergence of its policy from the
@@ -60,14 +59,12 @@ class TaughtAgent(Agent):
         super().__init__(config, views[0], actions, vocabulary, popart_tasks)
         if not isinstance(self.distribution, Categorical):
             raise ValueError(f"teacher_cost: expected one choice of several actions, got {actions}")
-        of_teacher = dataclasses.replace(config, torso_beside=None)
-        self.teacher = Agent(of_teacher, views[1], actions, vocabulary, popart_tasks).requires_grad_(False)
+        self.teacher = Agent(config, views[1], actions, vocabulary, popart_tasks).requires_grad_(False)
 
     def begin_with(self, weights: Weights) -> None:
         """The teacher gets the same weights."""
         own = own_weights(weights)
-        of_teacher = {TEACHER + name: weight for name, weight in own.items() if BESIDE not in name}
-        self.load_state_dict(self._weights_beside() | own | of_teacher)
+        self.load_state_dict(own | {TEACHER + name: weight for name, weight in own.items()})
 
     def alone(self) -> Agent:
         with torch.random.fork_rng([]):  # the new weights are drawn in vain

@@ -155,9 +155,7 @@ def _with_network(preset: str, other: RunConfig) -> RunConfig:
     """A preset with the network of a run, and with unrolls as long, since they hold whole segments of the core."""
     config = PRESETS["launch"](preset, core_name(other))
     actors = dataclasses.replace(config.actors, unroll_length=other.actors.unroll_length)
-    # To the network of the run a preset may add a second torso.
-    agent = dataclasses.replace(other.agent, torso_beside=other.agent.torso_beside or config.agent.torso_beside)
-    return dataclasses.replace(config, agent=agent, actors=actors)
+    return dataclasses.replace(config, agent=other.agent, actors=actors)
 
 
 ON_RAY = {f"actors.{name}" for name in ("in_flight", "threads", "cpus", "resources", "labels", "placement")}

@@ -234,13 +234,9 @@ def inherit(config: RunConfig, agent: Agent, allow: str | None = None) -> RunCon
         return config
     source = Run(config.from_run)
     other = read_config(source)
-    # Its weights fit only the same network, or one to which a second torso is added.
+    # Its weights fit only the same network.
     theirs = to_plain(other)["agent"]
     ours = to_plain(config)["agent"]
-    if theirs["torso_beside"] is None:
-        theirs = theirs | {"torso_beside": ours["torso_beside"]}
-    elif config.learner.teacher_cost:
-        raise ValueError(f"from_run: expected a teacher without agent.torso_beside, got {source}")
     for name, expected, got in differences(theirs, ours, "agent"):
         raise ValueError(f"{name}: expected {expected} as in {source}, got {got}")
 

@@ -1,6 +1,5 @@
 """Torsos, the instruction encoder and the reconstruction loss against the figures and formulas of their papers."""
 
-import dataclasses
 import itertools
 import re
 from typing import Any
@@ -170,34 +169,3 @@ def test_reconstruction_equals_the_literal_formula() -> None:
     ]
     loss = module(features, images)
     assert (loss.count.tolist(), loss.value.item()) == ([720], pytest.approx(sum(errors).item() / 720, rel=1e-10))
-
-
-def test_a_second_torso_begins_without_effect_and_learns() -> None:
-    torch.manual_seed(0)
-    alone = encoders.make_torso("small", IMAGE, 20)
-    both = encoders.make_torso("small", IMAGE, 20, "deep")
-    both.load_state_dict(both.state_dict() | alone.state_dict())
-    images = torch.randint(0, 256, (7, *IMAGE), dtype=torch.uint8)
-    assert torch.equal(both(images), alone(images))
-    optimizer = torch.optim.SGD(both.parameters(), lr=1e-5)
-    for _ in range(2):  # only then the gradient passes the layer that begins at 0
-        optimizer.zero_grad()
-        both(images).square().sum().backward()
-        optimizer.step()
-    assert all(parameter.grad.any() for parameter in both.beside.parameters())
-    assert not torch.equal(both(images), alone(images))
-    with pytest.raises(ValueError, match="torso_beside: expected one of deep, shallow, small, got 'wide'"):
-        encoders.make_torso("small", IMAGE, 20, "wide")
-
-
-def test_an_agent_with_a_second_torso_begins_as_one_without() -> None:
-    torch.manual_seed(0)
-    config = AgentConfig(torso="small", torso_size=16, core=LSTMConfig(8))
-    grown = dataclasses.replace(config, torso_beside="deep")
-    source, agent, again = (Agent(each, IMAGE, 3).eval() for each in (config, grown, grown))
-    agent.begin_with(source.state_dict())
-    inputs, state = agent_inputs(2, 5), source.initial_state(2)
-    assert torch.equal(agent(**inputs, state=state).policy_parameters, source(**inputs, state=state).policy_parameters)
-    agent.vision.beside_linear.weight.data.normal_()
-    again.begin_with(agent.state_dict())
-    assert torch.equal(again.vision.beside_linear.weight, agent.vision.beside_linear.weight)

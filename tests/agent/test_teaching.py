@@ -144,16 +144,3 @@ def test_instructions() -> None:
 def test_what_is_no_choice() -> None:
     with pytest.raises(ValueError, match=r"^teacher_cost: expected one choice of several actions"):
         TaughtAgent(AgentConfig(torso="small"), (IMAGE, IMAGE), (Choice(2), Choice(3)))
-
-
-def test_a_second_torso_is_the_agents_alone() -> None:
-    agent = make_taught(torso_beside="deep")
-    without = make_taught().alone()
-    agent.begin_with(without.state_dict())
-    assert not [name for name in agent.teacher.state_dict() if "beside" in name]
-    view, inputs = pairs()["observation"][0], pairs()
-    inputs["observation"] = (view, view)
-    losses = agent(**inputs, state=agent.initial_state(ROWS)).losses
-    assert losses["teacher"].value == losses["teacher_features"].value == 0
-    alone = agent.alone()
-    assert torch.equal(alone.vision.beside_linear.weight, agent.vision.beside_linear.weight)

@@ -46,16 +46,6 @@ def test_a_run_from_another(copied: Callable[..., Path], tmp_path: Path, cli: Co
     first = checkpoints.load_latest(source).parts["weights"]
     begun = checkpoints.read(checkpoints.open_store(folder), f"{0:012d}").parts["weights"]
     assert all((begun[name] == first[name]).all() for name in first)
-
-    # A second torso may be added, which changes nothing at first.
-    grown = tmp_path / "grown"
-    cli.run(*launch, "--env", env, "--run", grown, "--agent.torso-beside=shallow")
-    begun = checkpoints.read(checkpoints.open_store(grown), f"{0:012d}").parts["weights"]
-    assert all((begun[name] == first[name]).all() for name in first)
-    assert not begun["vision.beside_linear.weight"].any()
-    again = ["launch", "--local", "--from-run", grown, "--frames=128", *TINY[3:], "--env", env, "--run", tmp_path / "a"]
-    cli.refuse(*again, "--agent.torso-beside=none", words="agent.torso_beside: expected shallow as in")
-
     (last.parent.parent / "config.json").unlink()
     cli.run("launch", "--local", "--resume", folder, "--frames=256")
     cli.refuse("launch", "--resume", folder, "--from-run", tmp_path, words=f"from_run: expected {last} as in {folder}")
