@@ -4,8 +4,8 @@
 
 Counted are the steps at which the odds of the action would fall to a tenth or less without up to eight steps of the
 memory (`actors.causes`). "causes" are the falls without each kind of memory, as shares of their sum; "attention" is
-that of the first layer to earlier steps. Ages are those of the newest step that decided, and of the earlier step with
-most attention.
+that of the first layer to earlier steps. Ages are those of the newest of the eight steps that decided, and of the eight
+earlier steps that together have most attention.
 """
 
 import itertools
@@ -17,6 +17,7 @@ from typing import Annotated, Any
 import numpy as np
 import tyro
 
+from actors.causes import STRETCH
 from actors.recording import Recording
 from benchmarks.common import run
 from reports.episode import DECISIVE, agreement
@@ -62,7 +63,8 @@ def _of_run(recordings: Sequence[Recording]) -> dict[str, Any]:
             earlier = np.where(layer.steps[step, :, 1] < step, weights[step], 0.0)
             looks.append(np.bincount(kind_of_slot, earlier, minlength=3))
             ages.append(int(step - effect.stretch[1]))
-            looked.append(int(step - by_step[step, :step].argmax()))
+            totals = np.convolve(by_step[step, :step], np.ones(STRETCH))[:step]  # of the steps up to each
+            looked.append(int(step - totals.argmax()))
     counted = agreement(recordings) or {"agree": 0}
     return {
         "steps": sum(len(recording.rewards) for recording in recordings),

@@ -38,7 +38,7 @@ def card(name: str, data: Mapping[str, Any], summary: Json, license: str | None,
     else:
         parts.append("It was not evaluated.")
     if CURVE in files:
-        parts.append(f"![Training: {_main_chart(data)}]({CURVE})")
+        parts.append(f"![The return while it was trained]({CURVE})")
     parts += ["## Use", _use(name), "## Training"]
     facts = {name: data["facts"][name] for name in TRAINING if name in data["facts"]}
     parts.append(_table(("training", ""), {"preset": data["preset"], **facts}))
@@ -116,11 +116,6 @@ def _table(head: tuple[str, str], rows: Mapping[str, str]) -> str:
         escaped = str(text).replace("|", r"\|").replace("\n", " ")
         lines.append(f"| {name} | {escaped} |")
     return "\n".join(lines)
-
-
-def _main_chart(data: Mapping[str, Any]) -> str:
-    chart = main_chart(data)
-    return chart["title"] if chart else ""
 
 
 def main_chart(data: Mapping[str, Any]) -> dict[str, Any] | None:
