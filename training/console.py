@@ -20,6 +20,8 @@ from training.progress import Progress
 
 PLAIN_SECONDS = 15.0
 """Time between two lines where the output is not a terminal."""
+SETTLED_SECONDS = 10.0
+"""Before that no time is said to be left: environments start, and code is compiled."""
 
 
 def quantity(value: float) -> str:
@@ -82,7 +84,8 @@ class LiveLine:
     def update(self, progress: Progress) -> None:
         """Shows the progress of a training."""
         left = math.inf
-        if progress.per_second:
+        has_settled = time.monotonic() - self.started >= SETTLED_SECONDS
+        if progress.per_second and has_settled:
             missing = max(0, progress.total - progress.done)
             left = missing / progress.per_second
         done = f"{quantity(progress.done)}/{quantity(progress.total)} {progress.unit}"

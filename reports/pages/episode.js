@@ -11,7 +11,10 @@ let episode, sheets, step = 0, timer = null, charts = [], led = false;
 
 const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
 const signed = (value) => (value > 0 ? "+" : value < 0 ? "−" : "") + readable(Math.abs(value));
-const percent = (value) => `${(100 * value).toFixed(value < 0.0995 ? 1 : 0)} %`;
+const percent = (value) => {
+  if (value >= 0.995 && value < 1) return `${(Math.floor(1000 * value) / 10).toFixed(1)} %`;  // 100 % is all
+  return `${(100 * value).toFixed(value < 0.0995 ? 1 : 0)} %`;
+};
 const span = (first, last) => (first === last ? `${first}` : `${first}–${last}`);
 const inCluster = ({ cluster, group }) => (cluster === undefined ? "" : `cluster ${cluster}${group === undefined ? "" : ` of group ${group}`}`);
 

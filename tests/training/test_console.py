@@ -56,11 +56,12 @@ def test_the_clock_measures_the_last_seconds_and_idle_time(sleep: Callable[[floa
     assert clock.idle_fraction() == 0, "since the last call"
 
 
-def shown(progress: Progress | None, width: int) -> list[str]:
-    """The lines that a terminal of a width shows."""
+def shown(progress: Progress | None, width: int, age: float = 60.0) -> list[str]:
+    """The lines that a terminal of a width shows, so many seconds after the start."""
     console = Console(file=io.StringIO(), width=width, force_terminal=True, color_system=None)
     line = LiveLine(console, "training", "the first unroll")
     if progress:
+        line.started -= age
         line.update(progress)
     with console.capture() as capture:
         console.print(line)
@@ -77,6 +78,7 @@ def test_progress_fits_the_terminal(width: int) -> None:
     assert [field in text for field in TEXTS] == [index < kept for index in range(4)], "the least important goes first"
     assert "waiting for the first unroll" in "".join(shown(None, width))
     assert "left ?" in " ".join(shown(PROGRESS._replace(per_second=0.0), 100))
+    assert "left ?" in " ".join(shown(PROGRESS, 100, age=5.0)), "the first rates mean nothing"
 
 
 def test_plain_lines_without_a_terminal(sleep: Callable[[float], None]) -> None:
