@@ -59,12 +59,13 @@ def test_only_what_is_in_memory_has_an_effect(core: CoreConfig) -> None:
     assert (of_slots != 0).mean() > 0.3
 
 
-def test_effects_are_falls_of_the_log_odds() -> None:
+@pytest.mark.parametrize("skip", [False, True])
+def test_effects_are_falls_of_the_log_odds(skip: bool) -> None:
     """Of a slot: those of the policy that the core gives without it, for an agent of one layer."""
     torch.manual_seed(0)
     core = CompressiveTransformerConfig(8, 1, 2, 8, **SIZES, compressed_size=0)
-    agent = Agent(AgentConfig(torso="small", torso_size=8, core=core), (3,), 3).eval()
-    agent.policy.weight.data.mul_(300)
+    agent = Agent(AgentConfig(torso="small", torso_size=8, core=core, skip=skip), (3,), 3).eval()
+    agent.policy.weight.data.mul_(30)  # several actions matter, so that log-odds are not linear in the logits
     with torch.no_grad():
         start = agent.initial_state(2)
         state = agent.core(normal(2, 6, 8).float(), torch.eye(2, 6, dtype=torch.bool), start).state
@@ -78,7 +79,8 @@ def test_effects_are_falls_of_the_log_odds() -> None:
         mask[0, hidden] = True
         with torch.no_grad():
             out = agent.core(inputs.expand(2, 1, 8), torch.zeros(2, 1, dtype=torch.bool), state, hidden=[mask])
-            return float(agent.policy(out.features)[0, 0].double().softmax(dim=-1)[2].logit())
+            features = out.features + inputs if skip else out.features
+            return float(agent.policy(features)[0, 0].double().softmax(dim=-1)[2].logit())
 
     full = odds([])
     for slot in range(6):  # the first six are memory and the segment so far

@@ -51,6 +51,17 @@ def test_episodes_of_pictures(finished: tuple[Path, str], cli: Commands) -> None
         assert (infos["attended_share"] > 0).all()
 
 
+def test_large_pictures_lose_nothing(tmp_path: Path, cli: Commands) -> None:
+    """Minari itself would store those of 32 pixels and more as JPEG."""
+    run, env = tmp_path / "run", "rooms:small,image_height=32,image_width=32,episode_frames=64"
+    cli.run("launch", "--local", f"--run={run}", f"--env={env}", *SMALL, "--frames=64")
+    cli.run("record", run, "--minari=large-v0", "--episodes=1")
+    player = load_trained_agent(Run(run))
+    (played,) = record(player.config, player.agent, 1, in_detail=False)
+    (episode,) = minari.load_dataset("large-v0").iterate_episodes()
+    np.testing.assert_array_equal(episode.observations[:-1], played.observations)
+
+
 def test_its_environment_and_scores(finished: tuple[Path, str], cli: Commands) -> None:
     cli.run("record", finished[0], "--minari=agent-v0", "--episodes=1")
     found = minari.load_dataset("agent-v0")

@@ -124,9 +124,14 @@ def test_a_copied_run_asks_for_permissions(here: Hub, ask: Callable[..., str], t
         ask("evaluate", f"hf://{NAME}", refused="--allow")
 
 
-def test_a_run_behind_any_url(copied: Callable[..., Path], tmp_path: Path, cli: Commands) -> None:
+def test_a_run_behind_any_url(
+    copied: Callable[..., Path], tmp_path: Path, cli: Commands, monkeypatch: pytest.MonkeyPatch
+) -> None:
     source = copied("source")
     url = f"file://{source}"
+    with monkeypatch.context() as patch:
+        patch.setattr("storage.remote.MOST_BYTES", 1000)
+        cli.refuse("pull", url, tmp_path / "pulled", words=[f"{url} has ", "bytes, expected at most 1000"])
     (evaluated,) = json.loads(cli.run("evaluate", url, "--episodes=2", "--json"))
     assert evaluated["run"] == url
     cli.run("pull", url, tmp_path / "pulled")
