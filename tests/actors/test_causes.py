@@ -1,5 +1,6 @@
 """What memory caused: slots that cannot matter, a dependence that was put there, and who is asked."""
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -7,8 +8,8 @@ import pytest
 import torch
 
 from actors import Actor
-from actors.causes import STRETCH, effects
-from actors.recording import Recording, record_episodes
+from actors.causes import STRETCH, Effects, effects
+from actors.recording import Attention, Recording, record_episodes
 from agent import Agent, AgentConfig
 from agent.core import CompressiveTransformerConfig, CoreConfig, LSTMConfig, RoutingTransformerConfig
 from envs import make_vector
@@ -128,13 +129,17 @@ def test_effects_are_asked_of_cores_with_attention_in_detail() -> None:
 
 
 def test_agreement_counts_decisive_steps() -> None:
-    recording = recorded(COMPRESSIVE)
-    assert recording.effects is not None
-    attended = recording.attention[0].by_step()
-    decisive = [step for step, found in enumerate(recording.effects) if found.stretch_effect >= np.log(10)]
-    agree = 0
-    for step in decisive:
-        low, high = recording.effects[step].stretch
-        agree += low <= attended[step, :step].argmax() <= high
-    assert agreement([recording]) == {"agree": agree, "of": len(decisive), "steps": STRETCH}
-    assert decisive
+    """The step itself, which gets most attention here, does not count."""
+    held = np.array([[[0, 0], [-1, -1], [-1, -1]], [[0, 0], [1, 1], [-1, -1]], [[0, 0], [1, 1], [2, 2]]])
+    weights = np.array([[1.0, 0.0, 0.0], [0.2, 0.8, 0.0], [0.3, 0.1, 0.6]], np.float32)
+    attention = Attention((0, 0, 3), weights[:, None], held)
+    nothing = np.zeros(3)
+    found = (
+        Effects(nothing, nothing, np.array([-1, -1]), 0.0),
+        Effects(nothing, nothing, np.array([0, 0]), 2.4),  # more than a tenth
+        Effects(nothing, nothing, np.array([1, 1]), 3.0),
+    )
+    recording = replace(recorded(COMPRESSIVE, in_detail=False), attention=(attention,), effects=found)
+    assert agreement([recording]) == {"agree": 1, "of": 2, "steps": STRETCH}
+    less = (found[0], found[1]._replace(stretch_effect=2.2), found[2])
+    assert agreement([replace(recording, effects=less)]) == {"agree": 0, "of": 1, "steps": STRETCH}

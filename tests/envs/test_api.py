@@ -69,6 +69,13 @@ def test_every_variant_has_a_name() -> None:
     assert gymnasium.make(envs.names.rooms_name("small-recall-long")).unwrapped.config == VARIANTS["small-recall-long"]
 
 
+def test_a_spec_with_fields_has_no_name() -> None:
+    assert envs.names.gymnasium_name("rooms", "small", {}) == "compressive/Rooms-Small-v0"
+    assert envs.names.gymnasium_name("gym", "CartPole-v1", {}) == "CartPole-v1"
+    for kind, name, fields in (("rooms", "small", {"hud": "True"}), ("gym", "Unknown-v0", {}), ("dm", "a:B", {})):
+        assert envs.names.gymnasium_name(kind, name, fields) is None
+
+
 def test_the_level_needs_numpy_numba_and_gymnasium_alone() -> None:
     absent = ("torch", "ray", "dm_env", "PIL", "av", "fsspec", "safetensors", "tyro", "rich", "jinja2", "filelock")
     program = f"""
