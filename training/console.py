@@ -84,9 +84,11 @@ class LiveLine:
     def update(self, progress: Progress) -> None:
         """Shows the progress of a training."""
         left = math.inf
+        missing = max(0, progress.total - progress.done)
         has_settled = time.monotonic() - self.started >= SETTLED_SECONDS
-        if progress.per_second and has_settled:
-            missing = max(0, progress.total - progress.done)
+        if not missing:
+            left = 0.0
+        elif progress.per_second and has_settled:
             left = missing / progress.per_second
         done = f"{quantity(progress.done)}/{quantity(progress.total)} {progress.unit}"
         head = f"{done}  left {duration(left)}"

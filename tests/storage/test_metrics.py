@@ -7,10 +7,17 @@ from typing import Any
 
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tensorboard.summary.writer import event_file_writer
 
 from storage import metrics
 from storage.metrics import MetricsWriter, last_metrics, read_metrics, read_on, sample_metrics
 from storage.run import Run
+
+
+@pytest.fixture(autouse=True)
+def _files_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    """TensorBoard reads files of one second by name, and .100 comes before .98: each test counts its files from 0."""
+    monkeypatch.setattr(event_file_writer, "_global_uid", event_file_writer.AtomicCounter(0))
 
 
 def write(run: Run, steps: Any, resumed_step: int = 0, value: float = 0.0) -> None:
