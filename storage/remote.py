@@ -94,12 +94,12 @@ def opened(name: str) -> Iterator[Run]:
 
 
 def require_login(name: str) -> str:
-    """The name of a repository on the Hub, as `require_hub_name` gives it, if somebody is logged in there.
+    """The name of a repository on the Hub, as `require_hub_name` gives it, if the user is logged in there.
 
     Raises:
         ImportError: if huggingface_hub is missing.
         ValueError: if the name is none of the Hub.
-        StorageError: if nobody is logged in, or the Hub cannot be reached.
+        StorageError: if the user is not logged in, or the Hub cannot be reached.
     """
     name = require_hub_name(name)
     _require_hub()
