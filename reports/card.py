@@ -102,12 +102,12 @@ def _introduction(data: Mapping[str, Any]) -> str:
 
 def _use(name: str) -> str:
     commands = (
-        "pip install 'compressive-impala[hub]'",
         f"compressive evaluate hf://{name}",
         f"compressive visualize hf://{name} --output episodes    # a film, and a page of what it attends to",
         f"compressive pull {name}    # a copy in runs/",
     )
-    return "\n".join(f"    {command}" for command in commands)
+    block = "\n".join(f"    {command}" for command in commands)
+    return f"With {LIBRARY} and its extra `hub` installed:\n\n{block}"
 
 
 def _table(head: tuple[str, str], rows: Mapping[str, str]) -> str:
