@@ -18,7 +18,7 @@ from actors.config import MAX_EPISODE_STEPS
 from actors.evaluation import check_length
 from agent import AgentOutput, EnvOutput
 from agent.core import CompressiveTransformer, State, Transformer, leaves, map_state
-from agent.core.config import RoutedSizes
+from agent.core.config import LayerSizes
 from agent.policies import Shown
 from agent.trajectory import image_of, sensed_of
 from envs import guard
@@ -63,12 +63,14 @@ class Attention(NamedTuple):
     weights: [T, H, S] float32, with sum 1 over the slots.
     steps: [T, S, 2] int64, the first and the last step of the episode in a slot; -1 if there is none.
     rings: groups, clusters and window of the routed slots, which are first; None if the layer has none.
+    rate: the compression rate c, the number of steps in a compressed slot.
     """
 
     sizes: tuple[int, int, int]
     weights: np.ndarray
     steps: np.ndarray
     rings: tuple[int, int, int] | None = None
+    rate: int = 1
 
     def by_step(self) -> np.ndarray:
         """Mean over heads of the attention of each step to each step of the episode, [T, T].
@@ -109,6 +111,7 @@ class Recording:
     more_observations: of several parts the others, of the same form: images first, then a vector if there is one; else
         none.
     observation_names: of all parts, if there are several; else none.
+    element_names: of the elements of the vector that is observed, if the environment names them; else none.
     actions: [T] int64 of Discrete spaces; else [T, K] float32, as the environment received them.
     values, rewards: [T] the value before the action (in the learner's units) and the reward after it (in the
         environment's).
@@ -153,6 +156,7 @@ class Recording:
     observations: np.ndarray
     more_observations: tuple[np.ndarray, ...]
     observation_names: tuple[str, ...]
+    element_names: tuple[str, ...]
     actions: np.ndarray
     values: np.ndarray
     rewards: np.ndarray
@@ -564,6 +568,10 @@ def _join(steps: list[_Step], episode: Episode, actor: Actor, counterfactual: _C
     if len(observations) > 1:
         observation_names = tuple(metadata.get("observation_names") or ())
 
+    element_names = tuple(metadata.get("element_names") or ())
+    if observations[-1].shape[1:] != (len(element_names),):
+        element_names = ()
+
     # Counters only grow at a choice.
     counts = [step.counts for step in steps]
     choices = np.diff(counts, axis=0, prepend=0.0)
@@ -584,6 +592,7 @@ def _join(steps: list[_Step], episode: Episode, actor: Actor, counterfactual: _C
         observations=observations[0],
         more_observations=tuple(observations[1:]),
         observation_names=observation_names,
+        element_names=element_names,
         actions=np.stack([step.action for step in steps]),
         values=np.array([step.value for step in steps], np.float32),
         rewards=np.array([step.reward for step in steps], np.float32),
@@ -637,11 +646,14 @@ def _join_attention(core: torch.nn.Module, steps: Sequence[_Step]) -> tuple[Atte
     for index, layer in enumerate(core.layers):
         sizes = layer.sizes
         rings = None
-        if isinstance(sizes, RoutedSizes) and sizes.window:
+        rate = 1
+        if isinstance(sizes, LayerSizes):
+            rate = sizes.rate
+        elif sizes.window:
             rings = (sizes.groups, sizes.clusters, sizes.window)
         weights = np.stack([step.attention.weights[index] for step in steps])  # [T, H, S]
         slots = np.stack([step.attention.slots[index] for step in steps])  # [T, S, 2]
-        attention = Attention(sizes.by_kind, weights, slots, rings)
+        attention = Attention(sizes.by_kind, weights, slots, rings, rate)
         found.append(attention)
     return tuple(found)
 

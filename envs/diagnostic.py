@@ -18,10 +18,13 @@ class DiagnosticEnv(BatchedEnv):
 
     Variables are attributes, arrays int64 that are changed in place: [N], and [N, ...] for those in `shapes`, which may
     depend on the fields. `scores` gives exact mean scores by its fields: of "oracle", of "random" actions, and of the
-    best agent that is "memoryless", as far as they are known.
+    best agent that is "memoryless", as far as they are known. People read names of actions and of elements of
+    observations, which a task may have.
     """
 
     variables: ClassVar[tuple[str, ...]]
+    action_names: ClassVar[tuple[str, ...]] = ()
+    element_names: tuple[str, ...] = ()
     shapes: dict[str, tuple[int, ...]] = {}  # noqa: RUF012 (subclasses replace it)
 
     def __init__(self, num_envs: int, observation_space: spaces.Box, num_actions: int) -> None:
@@ -31,6 +34,9 @@ class DiagnosticEnv(BatchedEnv):
         own = {name: getattr(self, name) for name in (*self.variables, *self.shapes)}
         arrays = {"rng": self.rng, "over": over, **own}
         super().__init__(num_envs, observation_space, num_actions, arrays=arrays, over=over)
+        for name in ("action_names", "element_names"):
+            if names := getattr(self, name):
+                self.metadata[name] = names
 
     def act(self, actions: NDArray[np.int64]) -> Step:
         """Takes `actions` [N] in all rows, also in those that then begin an episode."""
@@ -94,6 +100,8 @@ class TMaze(DiagnosticEnv):
     """
 
     variables = ("side", "place", "time")
+    action_names = ("forward", "left", "right")
+    element_names = ("sign left", "sign right", "junction")
     side: NDArray[np.int64]
     place: NDArray[np.int64]
     time: NDArray[np.int64]

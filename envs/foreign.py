@@ -58,6 +58,8 @@ class ForeignVectorEnv(VectorEnv):
         self.metadata = named_actions(given, self.single_action_space)
         if shown.names:
             self.metadata["observation_names"] = shown.names
+        if shown.elements:
+            self.metadata.setdefault("element_names", shown.elements)
 
         # Checks of what the library returns.
         observations = batch_space(observation_space, num_envs)

@@ -27,6 +27,8 @@ MOST_WORDS = 32
 """Most words of an instruction that are kept."""
 NUMBERS_NAME = "numbers"
 """Name of the part that is a vector."""
+MOST_NAMED = 32
+"""Most elements of a vector that have names."""
 
 
 class Shown(NamedTuple):
@@ -35,6 +37,7 @@ class Shown(NamedTuple):
     space: of what is shown.
     convert: from observations to what is shown; None if they are shown as they are.
     names: of the parts, if there are several images, or images and numbers.
+    elements: names of the elements of the vector, if a nest has the numbers, and they are not too many.
     read: from the observation of one environment to its text, for people: of several texts all, and as much as agents
         get the words of. None if there is no text.
     """
@@ -42,6 +45,7 @@ class Shown(NamedTuple):
     space: spaces.Space[Any]
     convert: Convert | None
     names: tuple[str, ...] = ()
+    elements: tuple[str, ...] = ()
     read: Callable[[Any], str] | None = None
 
 
@@ -65,7 +69,10 @@ class Instructed(TransformObservation):
 
 
 def adapt_observations(env: Env) -> Env:
-    """The environment with observations as `shown_as` says; `metadata["observation_names"]` has the parts' names.
+    """The environment with observations as `shown_as` says.
+
+    `metadata["observation_names"]` has the parts' names, and `metadata["element_names"]` those of a vector's elements,
+    if the environment does not name them itself.
 
     Raises:
         ValueError: see `shown_as`.
@@ -79,7 +86,9 @@ def adapt_observations(env: Env) -> Env:
     else:
         adapted = Instructed(env, shown.convert, shown.read, shown.space)
     if shown.names:
-        adapted.metadata = {**env.metadata, "observation_names": shown.names}
+        adapted.metadata = {**adapted.metadata, "observation_names": shown.names}
+    if shown.elements:
+        adapted.metadata = {"element_names": shown.elements, **adapted.metadata}
     return adapted
 
 
@@ -117,7 +126,7 @@ def shown_as(space: spaces.Space[Any], rows: int | None = None) -> Shown:
         is_all = len(numbers) == len(list(leaves(space)))
         vector = _vector(space, rows) if is_all else _joined_vector(numbers, rows)
         parts.append((NUMBERS_NAME, vector))
-    seen = _together(parts, rows)
+    seen = _together(parts, rows)._replace(elements=_element_names(numbers))
     if not texts:
         return seen
 
@@ -141,7 +150,24 @@ def shown_as(space: spaces.Space[Any], rows: int | None = None) -> Shown:
             instruction = np.stack([numbered(texts) for texts in zip(*found, strict=True)])
         return {"image": convert(observation), "instruction": instruction}
 
-    return Shown(spaces.Dict(image=seen.space, instruction=words), show, seen.names, read)
+    return Shown(spaces.Dict(image=seen.space, instruction=words), show, seen.names, seen.elements, read)
+
+
+def _element_names(numbers: dict[Place, spaces.Space[Any]]) -> tuple[str, ...]:
+    """Names of the elements of the vector that has the numbers of a nest; none if they are many, or not in a nest."""
+    if () in numbers or sum(spaces.flatdim(space) for space in numbers.values()) > MOST_NAMED:
+        return ()
+    names: list[str] = []
+    for place, space in numbers.items():
+        name = label(place, "observation")
+        size = spaces.flatdim(space)
+        if isinstance(space, spaces.Discrete):  # one-hot
+            names += [f"{name} = {space.start + index}" for index in range(size)]
+        elif size == 1:
+            names.append(name)
+        else:
+            names += [f"{name}[{index}]" for index in range(size)]
+    return tuple(names)
 
 
 def image_as(space: spaces.Space[Any]) -> Shown | None:

@@ -25,6 +25,8 @@ class PassiveTMaze(DiagnosticEnv):
     """
 
     variables = ("side", "place", "height", "time")
+    action_names = ("right", "up", "left", "down")
+    element_names = ("sign up", "sign down", "start", "junction")
     side: NDArray[np.int64]
     place: NDArray[np.int64]
     height: NDArray[np.int64]
@@ -183,6 +185,8 @@ class KeyToDoor(DiagnosticEnv):
     """
 
     variables = ("place", "key", "time")
+    action_names = ("left", "right")
+    element_names = ("left", "right", "key", "apple", "door")
     place: NDArray[np.int64]
     key: NDArray[np.int64]
     time: NDArray[np.int64]

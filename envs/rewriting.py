@@ -26,6 +26,7 @@ class EndlessTMaze(DiagnosticEnv):
     """
 
     variables = ("side", "place", "end", "corridor", "time")
+    action_names = ("left", "right", "forward")
     side: NDArray[np.int64]
     place: NDArray[np.int64]
     end: NDArray[np.int64]
@@ -38,6 +39,7 @@ class EndlessTMaze(DiagnosticEnv):
         require_least(1, corridors=corridors, length=length)
         require_flag(uniform=uniform, position=position)
         self.corridors, self.length, self.uniform, self.position = corridors, length, uniform, position
+        self.element_names = ("sign left", "sign right", "junction", *(["place"] if position else []))
         super().__init__(num_envs, spaces.Box(0, 1, (3 + position,), np.float32), 3)
 
     @staticmethod
@@ -164,6 +166,7 @@ class ColorCubes(DiagnosticEnv):
     """
 
     variables = ("row", "column", "target", "found", "shown", "time")
+    action_names = ("right", "left", "up", "down", "take")
     row: NDArray[np.int64]
     column: NDArray[np.int64]
     target: NDArray[np.int64]

@@ -99,6 +99,7 @@ def _episode(recording: Recording, pictures: np.ndarray) -> tuple[dict[str, Any]
             "sizes": layer.sizes,
             "heads": layer.weights.shape[1],
             "slots": layer.weights.shape[2],
+            "rate": layer.rate,
             "rings": layer.rings and dict(zip(("groups", "clusters", "window"), layer.rings)),
             # Square roots: a byte then tells small weights from each other, and rows still add up to 1.
             "weights": packed(np.rint(255 * np.sqrt(layer.weights[:steps])).astype(np.uint8)),
@@ -166,7 +167,10 @@ def _evidence(recording: Recording, otherwise: np.ndarray) -> np.ndarray:
 
 def _effects(effects: Sequence[Effects]) -> dict[str, Any]:
     """What memory caused, by step, as the page reads it; see `actors.causes`."""
+    of_slots = np.stack([each.slots for each in effects])
+    thousandths = np.clip(np.rint(1000 * of_slots), -32_767, 32_767)
     return {
+        "slots": packed(thousandths.astype(np.int16)),
         "kinds": [rounded(each.kinds, 3) for each in effects],
         "stretches": [each.stretch.tolist() for each in effects],
         "of_stretches": rounded(np.array([each.stretch_effect for each in effects]), 3),

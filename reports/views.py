@@ -124,6 +124,8 @@ def what_is_seen(recording: Recording) -> str:
     if parts[-1].ndim == 4:
         return ""
     vector = "the vector that the agent observes, each element over its largest value in the episode"
+    if recording.element_names:
+        vector += f": {', '.join(recording.element_names)}, from left to right"
     if len(parts) > 1:
         return f"Below: {vector}."
     drawn = recording.renderings is not None

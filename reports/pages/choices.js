@@ -100,68 +100,62 @@ function quantile(sorted, share) {
   return sorted[low] + (at - low) * (sorted[Math.ceil(at)] - sorted[low]);
 }
 
-// How many times as likely, in words.
-function often(total) {
-  const number = (size) => (size > Math.log(1e6) ? "a million" : readable(Number(Math.exp(size).toPrecision(2))));
-  if (total <= -Math.log(TIMES)) return `${total < -Math.log(1e6) ? "less than " : ""}1/${number(-total)}`;
-  return `${total > Math.log(1e6) ? "more than " : ""}${total < 0 ? readable(Number(Math.exp(total).toPrecision(2))) : number(total)} times`;
+// A likelihood ratio as people read it, given its logarithm.
+function ratio(total) {
+  const size = Math.abs(total), whole = (number) => readable(Number(number.toPrecision(2)));
+  if (size > Math.log(1e6)) return total > 0 ? "more than a million" : "less than a millionth";
+  return total <= -Math.log(TIMES) ? `1/${whole(Math.exp(size))}` : whole(Math.exp(total));
 }
 
 // Whether memory hardly told the two examples of a choice apart: their distance is in the lowest quarter of those at
 // correct choices. Undefined if there are too few of these.
 const blurred = ([low, , , count] = []) => (count >= FEW ? low <= count / 4 : undefined);
 
-// What the odds of an action would be without a part of memory, if their logarithm fell by so much, in words.
-function oddsWithout(fall) {
-  if (Math.abs(fall) < 0.05) return "the same";
-  const times = Math.exp(Math.abs(fall)), number = times > 1e6 ? "a million" : readable(Number(times.toPrecision(2)));
-  return fall > 0 ? `1/${number} of what they are` : `${number} times as high`;
-}
-
-const stepsOf = ({ first, last }) => (first === last ? `step ${first}` : `steps ${first} to ${last}`);
-
-// The steps of a memory without which the odds of an action would fall most; undefined if nothing was remembered.
-function causeOf(of, at) {
-  const [first, last] = of.effects?.stretches[at] ?? [-1], fall = of.effects?.of_stretches[at];
-  return first < 0 || !Number.isFinite(fall) ? undefined : { first, last, fall };
-}
-
 // Of the steps in a room the one whose action depends most on steps before the room; undefined if none does.
 function earlierCause(of, entered, at) {
   let found;
   for (let when = entered; when <= at; when++) {
     const because = causeOf(of, when);
-    if (because && because.last < entered && because.fall >= Math.max(Math.log(2), found?.fall ?? 0)) found = { ...because, when };
+    if (because && because.last < entered && because.fall >= Math.max(SPOKE, found?.fall ?? 0)) found = { ...because, when };
   }
   return found;
 }
 
 // Why memory made little difference, in a sentence.
-function cause(ranks) {
+function whyNone(ranks) {
   const [, high, , count, [number, median] = []] = ranks.get(APART) ?? [], fails = blurred(ranks.get(APART));
-  if (fails === undefined) return "It did not know or did not use which object it had seen; with so few correct choices to compare, the page cannot say which";
+  if (fails === undefined) return "It did not know or did not use which object it had seen; with so few correct choices to compare, the page cannot say which.";
   const far = `with the other object as the example, what entered its memory would have been ${readable(number)} away from what it was, at correct choices typically ${readable(median)}`;
-  return fails ? `Probably it never told the two apart: ${far}; it was more at ${high} of ${count} correct choices`
-    : `It told the two apart when it saw the example, and made no use of it: ${far}`;
+  return fails ? `Probably it never told the two apart: ${far}; it was more at ${high} of ${count} correct choices.`
+    : `It told the two apart when it saw the example, and made no use of it: ${far}.`;
 }
 
-// The verdict on a choice as a sentence, and those on all choices of the page as another.
-function verdicts({ total, took, left }, right, ranks) {
-  if (total === undefined) return [];
-  const times = `with the example that it had seen, what it did in this room was ${often(total)} as likely as it would have been with the ${(right ? took : left)?.thing ?? "other object"}`;
-  const said = {
-    [LED]: `${right ? "Its memory led it" : "Its memory misled it"}: ${times}.${right ? "" : " It took the example for the other object."}`,
-    [NONE]: `It guessed${right ? " right" : ""}; its memory made little difference: ${times}. ${cause(ranks)}.`,
-    [AGAINST]: `It acted against its memory: ${times}.${right ? "" : " It knew which object it had seen, and the actions drawn from its probabilities led elsewhere."}`,
-  }[verdict(total)];
-  const known = everyChoice().filter((one) => one.total !== undefined), counts = [false, true].flatMap((is) => {
+// A choice in a few words, and why in a sentence or two.
+function headline({ total, entered }, right, of, at, ranks) {
+  const is = right ? "Right" : "Wrong";
+  if (total === undefined) return [`${is} choice`, ""];
+  const bar = `likelihood ratio ${ratio(total)}; ${TIMES} or more ${verdict(total) === LED ? "means" : "would mean"} that memory decided`;
+  const would = { [LED]: "would hardly have done this", [NONE]: "would have done much the same", [AGAINST]: "would more likely have done this" };
+  const supposed = `Shown the other object as the example, it ${would[verdict(total)]} (${bar}).`;
+  const because = earlierCause(of, entered, at);
+  const from = because ? ` Its action at step ${because.when} came from ${stepsOf(because)}: without ${because.first === because.last ? "it" : "them"} in memory its odds would be ${oddsWithout(because.fall)}.` : "";
+  if (verdict(total) === NONE) return [`${is}: a ${right ? "lucky " : ""}guess`, `${supposed} ${whyNone(ranks)}`];
+  if (verdict(total) === AGAINST) return [`${is}, against its memory`, `${supposed}${right ? "" : " It knew which object it had seen, and the actions drawn from its probabilities led elsewhere."}`];
+  return [right ? "Right: memory decided" : "Wrong: memory misled it", `${supposed}${right ? "" : " It took the example for the other object."}${from}`];
+}
+
+// The verdicts on all choices of the page, in a sentence.
+function verdicts() {
+  const known = everyChoice().filter((one) => one.total !== undefined);
+  if (!known.length) return "";
+  const counts = [false, true].flatMap((is) => {
     const those = known.filter((one) => one.right === is), of = (name) => those.filter((one) => verdict(one.total) === name).length;
     return those.length ? [`of ${those.length} ${is ? "right" : "wrong"} one${those.length === 1 ? "" : "s"} it ${is ? "led" : "misled"} ${of(LED)}, made little difference in ${of(NONE)} and spoke against ${of(AGAINST)}`] : [];
   });
   const [guesses, others] = [true, false].map((is) => known.filter((one) => (verdict(one.total) === NONE) === is).map((one) => blurred(rankOf(one, APART))));
   const share = (those) => `${those.filter(Boolean).length} of ${those.length}`;
   const why = guesses.length && !guesses.concat(others).includes(undefined) ? ` In ${share(guesses)} guesses, and in ${share(others)} choices that memory decided, the two objects were closer in memory than in three quarters of the correct choices.` : "";
-  return [said, `Memory in all choices of this page: ${counts.join("; ")}.${why} Between 1/${TIMES} and ${TIMES} times, which a few chance actions can make, counts as little difference.`];
+  return `Memory in all choices of this page: ${counts.join("; ")}.${why} Likelihood ratios between 1/${TIMES} and ${TIMES}, which a few chance actions can make, count as little difference.`;
 }
 
 // The rank of a choice's number among those of the other correct choices, as `rank` has it, with how many they are.
@@ -173,24 +167,73 @@ function rankOf({ each, when, known }, name) {
 // The correct choices of the page but for one.
 const usual = (each, when) => everyChoice().filter((one) => one.right && !(one.each === each && one.when === when));
 
-// Sentences on a choice: the verdict first, then what happened and what memory held.
+// What happened before a choice and what memory held, in sentences.
 function story(of, at, ranks) {
-  const known = before(of, at), { entered, stay, seen, took, left, alike, decided, total } = known, right = of.choices[at] > 0;
-  const [said, counts] = verdicts(known, right, ranks), parts = [];
-  const example = DATA.plan?.rooms[0].replace(/^room of /, ""), held = seen && of.layers.length ? seen.filter((when) => attention(decided, of).some(({ first, last }) => first <= when && when <= last)) : [];
+  const { entered, stay, seen, took, left, alike, decided, total } = before(of, at), right = of.choices[at] > 0;
+  const parts = [];
   if (took) parts.push(`It took the ${took.words} (${took.name}), not the ${left.words} (${left.name})`);
-  if (total !== undefined && verdict(total) !== NONE) parts.push(`The step that changed it most is ${decided}, ${decided - entered} after entering this room`);
-  const because = earlierCause(of, entered, at);
-  if (because) parts.push(`Its action at step ${because.when} came from ${stepsOf(because)}: without them in memory its odds would be ${oddsWithout(because.fall)}`);
-  if (seen) parts.push(`In the ${DATA.plan.rooms[0]}, ${seen.length || "none"} of the ${stay[1] - stay[0] + 1} steps of the latest stay (${span(...stay)}) had ${example} in view`);
-  if (seen?.length && of.layers.length) parts.push(`${held.length === seen.length ? "All" : held.length || "None"} of them were in memory at step ${decided}`);
+  if (total !== undefined && verdict(total) !== NONE) parts.push(`The step that changed the verdict most is ${decided}, ${decided - entered} after entering this room`);
+  if (seen) {
+    const example = DATA.plan.rooms[0].replace(/^room of /, "");
+    parts.push(`In the ${DATA.plan.rooms[0]}, ${seen.length || "none"} of the ${stay[1] - stay[0] + 1} steps of the latest stay (${span(...stay)}) had ${example} in view`);
+  }
+  if (seen?.length && of.layers.length) {
+    const slots = attention(decided, of), held = seen.filter((when) => slots.some(({ first, last }) => first <= when && when <= last));
+    parts.push(`${held.length === seen.length ? "All" : held.length || "None"} of them were in memory at step ${decided}`);
+  }
   const [low, high, rare, count] = ranks.get(VALUE) ?? [];
   if (!right && rare && low < high) parts.push(`On entering this room the agent already expected less than at ${high} of ${count} correct choices`);
   if (!right && alike) {
     const rate = (those) => `${those.filter((one) => !one.right).length} of ${those.length}`, [these, others] = [true, false].map((is) => everyChoice().filter((one) => Boolean(one.alike) === is));
     parts.push(`The two are alike ("${alike}")${others.length ? `: of choices between such things, ${rate(these)} on this page were wrong, of the others ${rate(others)}` : ""}`);
   }
-  return [said, parts.length ? `${parts.join(". ")}.` : "", counts].filter(Boolean);
+  return [parts.length ? `${parts.join(". ")}.` : "", verdicts()].filter(Boolean);
+}
+
+// Of some steps the one at which a thing is seen best: near, and not at the edge of the view.
+function bestView(of, steps, thing) {
+  const off = (when) => Math.abs(bearing(of, when, thing)), half = (DATA.plan?.view ?? 90) / 2;
+  const seen = steps.filter((when) => off(when) <= 0.8 * half);
+  if (!seen.length) return undefined;
+  return seen.reduce((best, when) => (distance(of, when, thing) < distance(of, best, thing) ? when : best));
+}
+
+// The example and the two objects of a choice, each as it was seen best: buttons that go there.
+function objects(of, at) {
+  const { entered, seen, took, left } = before(of, at), right = of.choices[at] > 0;
+  if (!took) return [];
+  const inRoom = of.values.map((_, when) => when).slice(entered, at + 1);
+  const shown = [];
+  const examples = seen?.length ? inView(of, seen[0]) : [];
+  if (examples.length === 1) shown.push({ thing: examples[0], steps: seen, label: "the example", mark: "" });
+  shown.push({ thing: took, steps: inRoom, label: "what it took", mark: right ? "right" : "wrong" });
+  shown.push({ thing: left, steps: inRoom, label: "what it left", mark: "" });
+  return shown.flatMap(({ thing, steps, label, mark }) => {
+    const when = bestView(of, steps, thing);
+    return when === undefined ? [] : [portrait(of, when, thing, label, mark, distance(of, at, took))];
+  });
+}
+
+const distance = (of, when, thing) => Math.hypot(thing.x - of.poses[when][0], thing.y - of.poses[when][1]);
+const shareOfView = (of, when, thing) => {
+  const half = ((DATA.plan?.view ?? 90) * Math.PI) / 360;
+  return 0.5 - Math.tan((bearing(of, when, thing) * Math.PI) / 180) / Math.tan(half) / 2;
+};
+
+// A square of the view of a step with a thing in its middle, enlarged if it is further away than `near`, where a thing
+// fills the view.
+function portrait(of, when, thing, label, mark, near) {
+  const { width, height } = DATA.sheet, whole = Math.min(width, height);
+  const side = whole * Math.max(0.4, Math.min(1, (1.5 * near) / distance(of, when, thing)));
+  const within = (middle, size) => Math.max(0, Math.min(size - side, middle - side / 2));
+  const left = within(shareOfView(of, when, thing) * width, width), top = within(0.55 * height, height);
+  const canvas = element("canvas", { "aria-hidden": "true", width: 252, height: 252 });
+  const scale = canvas.width / side;
+  paint(canvas.getContext("2d"), when, -left * scale, -top * scale, width * scale, height * scale);
+  const button = element("button", { class: `object ${mark}`, title: `Go to step ${when}` });
+  button.append(canvas, element("b", {}, label), element("span", {}, thing.thing), element("span", {}, `at step ${when}`));
+  button.addEventListener("click", () => { stop(); go(when); });
+  return button;
 }
 
 // The choice to which a step belongs: that of the step, or the next one of its stay in the room; undefined if none.
@@ -199,14 +242,27 @@ function choiceOf(of, at) {
   return next >= 0 && before(of, next).entered <= at ? next : undefined;
 }
 
-// Shows the numbers of the choice to which this step belongs, unless the episode is being played.
-function compare() {
-  const host = get("choice"), at = choiceOf(episode, step), right = episode.choices[at] > 0;
-  host.hidden = at === undefined || timer !== null;
-  if (host.hidden) return;
+// Shows the verdict on the choice to which this step belongs, and its numbers, unless the episode is being played.
+function answer() {
+  const at = choiceOf(episode, step), right = episode.choices[at] > 0;
+  get("answer").hidden = at === undefined || timer !== null;
+  if (get("answer").hidden) return;
+  const ranks = compare(at);
+  const [verdict, because] = headline(before(episode, at), right, episode, at, ranks);
+  get("verdict").textContent = at === step ? verdict : `${verdict} (the choice at step ${at})`;
+  get("verdict").className = right ? "right" : "wrong";
+  get("because").textContent = because;
+  get("objects").replaceChildren(...objects(episode, at));
+  get("choice").hidden = false;
+  get("story").replaceChildren(...story(episode, at, ranks).map((text) => element("p", {}, text)));
+  weigh(before(episode, at), at);
+}
+
+// Fills the table of a choice's numbers beside those of the correct choices of the page; returns how far out each is.
+function compare(at) {
+  const host = get("choice"), right = episode.choices[at] > 0;
   const others = usual(episode, at), count = others.length, far = [], ranks = new Map(), rows = numbers(episode, at);
   const correct = `${count || "no"} ${right ? "other " : ""}correct choice${count === 1 ? "" : "s"}`;
-  host.querySelector("h2").textContent = `${at === step ? "This choice" : `The choice at step ${at}`} was ${right ? "right" : "wrong"}`;
   host.querySelector("thead th:last-child").textContent = `${correct}${count ? ": median (quartiles)" : ""}`;
   host.querySelector("tbody").replaceChildren(...rows.map(([name, number, text]) => {
     const known = others.map((each) => each.known.get(name)).filter(Number.isFinite).sort((a, b) => a - b);
@@ -219,11 +275,10 @@ function compare() {
     row.append(element("td", {}, known.length ? `${median} (${low} to ${high})` : "–"));
     return row;
   }));
-  get("story").replaceChildren(...story(episode, at, ranks).map((text, index) => element("p", index === 0 && episode.evidence ? { class: right ? "lesson right" : "lesson" } : {}, text)));
-  weigh(before(episode, at), at);
   host.querySelector(".note:last-child").textContent = count < FEW ? `There ${count === 1 ? "is" : "are"} ${count ? "only " : ""}${correct}: too few to say what is usual.`
     : far.length ? `Unusual: ${far.join(", ")}. By chance, about ${Math.round(RARE * rows.length)} of ${rows.length} numbers would be.`
       : "No number is unusual: in each, more than one correct choice in five lies as far out.";
+  return ranks;
 }
 
 // Draws how the verdict came about, step by step, with a button that goes to the step that changed it most, or back.

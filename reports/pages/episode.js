@@ -1,12 +1,5 @@
-// The page of episodes: view, path, attention and charts of the chosen step. Reads DATA; see `reports/episode.py`.
-const NAMES = { routed: "routed memory", compressed: "compressed memory", memory: "memory", segment: "segment" };
-const MEANS = {
-  segment: (count) => `the present step and up to ${count - 1} before it, one in a slot`, memory: (count) => `the ${count} steps before the segment, one in a slot`,
-  compressed: (count, each) => `${count} slots of still older steps, each a learned summary of ${each === 1 ? "one step" : `${each} steps (compression rate ${each})`}`,
-  routed: (count) => `${count} slots of steps of any age, of which a step sees those in the cluster of its own content`,
-};
-const MEAN = "mean", SHOWN = 12, LARGEST = 104, WIDEST = 208, SMALLEST = 22, INSET = 8;
-
+// The page of episodes: the view, the path and the facts of the chosen step, and the way to other steps. Reads DATA; see
+// `reports/episode.py`.
 let episode, sheets, step = 0, timer = null, charts = [], led = false;
 
 const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
@@ -43,50 +36,16 @@ function image(source) {
   return loaded.decode().then(() => loaded);
 }
 
-// Attention of a step: weights of slots, and the first and last step that each holds, by the layer and head chosen.
-function attention(at, of = episode) {
-  const { layers, kinds } = of, choice = get("layer").value, head = get("head").value;
-  const chosen = choice === MEAN ? layers : [layers[Number(choice)]];
-  const { heads, slots, steps, sizes, rings } = chosen[0];
-  const weights = new Float64Array(slots);
-  let total = 0;
-  for (const layer of chosen) {
-    for (let index = 0; index < heads; index++) {
-      if (head !== MEAN && Number(head) !== index) continue;
-      const offset = (at * heads + index) * slots;
-      for (let slot = 0; slot < slots; slot++) {
-        const weight = (layer.weights[offset + slot] / 255) ** 2;  // stored as square roots
-        weights[slot] += weight;
-        total += weight;
-      }
-    }
-  }
-  const found = [];
-  for (let slot = 0; slot < slots; slot++) {
-    const first = steps[2 * (at * slots + slot)], last = steps[2 * (at * slots + slot) + 1];
-    const kind = kinds[slot < sizes[0] ? 0 : slot < sizes[0] + sizes[1] ? 1 : 2];
-    if (first < 0) continue;
-    const slotted = { kind, first, last, weight: weights[slot] / total };
-    if (rings && slot < sizes[0]) {  // group by group, and in each cluster by cluster
-      const ring = Math.floor(slot / rings.window);
-      slotted.cluster = (ring % rings.clusters) + 1;
-      if (rings.groups > 1) slotted.group = Math.floor(ring / rings.clusters) + 1;
-    }
-    found.push(slotted);
-  }
-  return found;
-}
-
 // Replaces what is packed in an episode by arrays, once.
 const unpack = (of) => of.unpacking ??= (async () => {
   for (const layer of of.layers) {
     layer.weights = await unpacked(layer.weights, Uint8Array);
     layer.steps = await unpacked(layer.steps, Int32Array);
-    layer.most = layer.steps.reduce((most, last, index) => (index % 2 ? Math.max(most, last - layer.steps[index - 1] + 1) : most), 1);  // steps in a slot
   }
   of.probabilities = await unpacked(of.probabilities, Uint8Array);
   for (const name of of.numbers ? ["received", "means", "scales"] : []) of.numbers[name] = await unpacked(of.numbers[name], Float32Array);
   of.drawn = of.drawn && await unpacked(of.drawn, Uint8Array);
+  if (of.effects) of.effects.slots = await unpacked(of.effects.slots, Int16Array);
 })();
 
 async function choose(index, at = 0) {
@@ -184,9 +143,10 @@ function go(to) {
   get("reward").textContent = episode.rewards[step] ? signed(episode.rewards[step]) : "none";
   for (const chart of charts) chart.cursor(step);
   facts();
-  follow();
-  if (episode.layers.length) look();
-  compare();
+  const memory = episode.layers.length ? remembered() : null;
+  follow(memory);
+  if (memory) look(memory);
+  answer();
   announce();
   if (window.parent !== window && !led) window.parent.postMessage([Number(get("episode").value), step], "*");
 }
@@ -207,10 +167,8 @@ async function lead({ source, data }) {
 
 // Marks above the view the things that the environment names and that are in view.
 function name() {
-  const half = ((DATA.plan?.view ?? 90) * Math.PI) / 360;
   get("named").replaceChildren(...(DATA.plan && episode.poses ? inView(episode, step) : []).map((thing) => {
-    const share = 0.5 - Math.tan((bearing(episode, step, thing) * Math.PI) / 180) / Math.tan(half) / 2;
-    return element("span", { style: `left: clamp(3.2em, ${100 * share}%, calc(100% - 3.2em))`, title: thing.words }, `${thing.name} ▾`);
+    return element("span", { style: `left: clamp(3.2em, ${100 * shareOfView(episode, step, thing)}%, calc(100% - 3.2em))`, title: thing.words }, `${thing.name} ▾`);
   }));
 }
 
@@ -227,8 +185,8 @@ function redraw() {
   canvas.getContext("2d").putImageData(pixels, 0, 0);
 }
 
-// The path from above; y grows to the left of a player who looks along x.
-function follow() {
+// The path from above, with the steps that matter at this one; y grows to the left of a player who looks along x.
+function follow(memory) {
   if (!DATA.plan || !episode.poses) return;
   const { walls, areas, spots } = DATA.plan;
   const xs = walls.flatMap(([a, , b]) => [a, b]), ys = walls.flatMap(([, a, , b]) => [a, b]);
@@ -254,8 +212,8 @@ function follow() {
     context.arc(...point(...spot), 5, 0, 7);
     context.stroke();
   }
-  const mass = episode.layers.length ? byStep() : null;
-  const largest = mass ? Math.max(...mass.map((entry) => entry.weight), 1e-9) : 1;
+  const least = memory?.decided ? SPOKE : 1e-9;
+  const largest = Math.max(least, ...(memory?.steps ?? []).map(({ size }) => size));
   for (let at = Math.max(0, step - 400); at <= step; at++) {
     const [x, y] = point(episode.poses[at][0], episode.poses[at][1]);
     const age = step - at;
@@ -264,11 +222,12 @@ function follow() {
     context.beginPath();
     context.arc(x, y, 1.6, 0, 7);
     context.fill();
-    if (mass && at < step && mass[at].weight > 0.002) {
+    const { size, kind } = memory?.steps[at] ?? { size: 0 };
+    if (at < step && size > 0.002) {
       context.globalAlpha = 0.75;
-      context.fillStyle = colour(mass[at].kind);
+      context.fillStyle = colour(kind);
       context.beginPath();
-      context.arc(x, y, 1.5 + 7 * Math.sqrt(mass[at].weight / largest), 0, 7);
+      context.arc(x, y, 1.5 + 7 * Math.sqrt(size / largest), 0, 7);
       context.fill();
     }
   }
@@ -294,132 +253,12 @@ function follow() {
   }
 }
 
-// Attention on each step of the episode; a group shares its weight out equally.
-function byStep() {
-  const mass = episode.values.map(() => ({ weight: 0, kind: "segment" }));
-  for (const { kind, first, last, weight } of attention(step)) {
-    for (let at = first; at <= last; at++) mass[at] = { kind, weight: mass[at].weight + weight / (last - first + 1) };
-  }
-  return mass;
-}
-
-function look() {
-  const slots = attention(step), mass = byStep();
-  ribbon(mass);
-  const share = (kind) => slots.reduce((sum, slot) => sum + (slot.kind === kind ? slot.weight : 0), 0);
-  const present = episode.kinds.filter((_, index) => episode.layers.some((layer) => layer.sizes[index]));
-  get("kinds").replaceChildren(...present.map((kind) => element("span", { style: `width: ${100 * share(kind)}%; background: var(--${kind})` })));
-  get("shares").replaceChildren(...present.map((kind) => {
-    const node = element("span"), swatch = element("i", { style: `color: var(--${kind})` });
-    node.append(swatch, `${NAMES[kind]} `, element("b", {}, percent(share(kind))));
-    return node;
-  }));
-  const { sizes, most } = episode.layers[get("layer").value === MEAN ? 0 : Number(get("layer").value)];
-  get("means").textContent = present.map((kind) => {
-    const empty = slots.some((slot) => slot.kind === kind) ? "" : "; empty so far";
-    return `${NAMES[kind][0].toUpperCase()}${NAMES[kind].slice(1)}: ${MEANS[kind](sizes[episode.kinds.indexOf(kind)], most)}${empty}.`;
-  }).reverse().join(" ");
-  get("did").replaceChildren(...did(step).map((text) => element("p", { class: "note" }, text)));
-  const visit = visits().filter(([first]) => first <= step).pop();
-  get("looks").textContent = "";
-  if (visit) {
-    const [weight, equal] = sharesOf(slots, visit);
-    get("looks").textContent = `${percent(weight)} of it goes to the latest stay in the ${DATA.plan.rooms[0]}, steps ${span(...visit)}. If all slots had the same weight, it would be ${percent(equal)}.`;
-  }
-  get("rings").replaceChildren(...clusters(slots).map((text) => element("div", {}, text)));
-  const largest = Math.max(...slots.map((slot) => slot.weight));
-  const best = [...slots].sort((a, b) => b.weight - a.weight).slice(0, SHOWN).sort((a, b) => a.first - b.first);
-  get("strip").replaceChildren(...best.map((slot) => thumbnail(slot, largest)));
-  const rest = slots.length - best.length, left = 1 - best.reduce((sum, slot) => sum + slot.weight, 0);
-  get("rest").textContent = rest > 0 ? `The other ${rest} slots together: ${percent(Math.max(0, left))}.` : "";
-}
-
-// What memory did at a step, in sentences.
-function did(at) {
-  const because = causeOf(episode, at);
-  if (!because) return episode.effects ? ["It had nothing to remember yet."] : [];
-  const { fall } = because, kinds = episode.kinds.flatMap((kind, index) => (
-    episode.layers.some((layer) => layer.sizes[index]) ? [`without ${kind === "segment" ? "the earlier steps of the " : ""}${NAMES[kind]} ${oddsWithout(episode.effects.kinds[at][index])}`] : []));
-  const most = fall < Math.log(1.1) ? "No few steps of its memory speak for the action that it took"
-    : `Without ${stepsOf(because)} of its memory the odds of the action that it took would be ${oddsWithout(fall)}; no others matter as much`;
-  const found = [`${most}. The odds would be ${kinds.join(", ")}.`], { agree, of, steps } = DATA.agreement ?? {};
-  if (of) found.push(`At ${of} steps of this page the odds would fall to a tenth or less without some ${steps} steps. At ${agree} of them, the earlier step that got most attention is among these.`);
-  return found;
-}
-
-// The clusters whose routed slots are attended to, each with its steps.
-function clusters(slots) {
-  const rings = new Map();
-  for (const slot of slots.filter((each) => inCluster(each))) {
-    rings.set(inCluster(slot), [...(rings.get(inCluster(slot)) ?? []), slot]);
-  }
-  return [...rings].flatMap(([name, ring]) => {
-    const weight = ring.reduce((sum, slot) => sum + slot.weight, 0);
-    if (!weight) return [];
-    const runs = [];
-    for (const { first } of ring) {
-      if (runs.length && runs[runs.length - 1][1] === first - 1) runs[runs.length - 1][1] = first;
-      else runs.push([first, first]);
-    }
-    return [`${percent(weight)} goes to ${name}, which holds ${ring.length > 1 ? "steps" : "step"} ${runs.map(([from, to]) => span(from, to)).join(", ")}.`];
-  });
-}
-
-// One slot: its frames side by side, in a picture whose area is its weight.
-function thumbnail(slot, largest) {
-  const { kind, first, last, weight } = slot, cluster = inCluster(slot);
-  const count = last - first + 1, columns = Math.ceil(Math.sqrt(count)), rows = Math.ceil(count / columns);
-  const widest = get("strip").clientWidth - 2 * INSET, most = (widest * DATA.sheet.height) / DATA.sheet.width;
-  const tall = Math.min(LARGEST, (WIDEST * DATA.sheet.height) / DATA.sheet.width);  // the largest weight's
-  const height = Math.min(most, tall * Math.max(SMALLEST / LARGEST, Math.sqrt(weight / largest)));
-  const width = (height * DATA.sheet.width) / DATA.sheet.height;
-  const now = last === step && first === step;
-  const canvas = element("canvas", { "aria-hidden": "true" });
-  const ratio = window.devicePixelRatio || 1;
-  const [across, down] = [Math.round((width * ratio) / columns), Math.round((height * ratio) / columns)];
-  canvas.width = across * columns;
-  canvas.height = down * rows;
-  canvas.style.width = `${canvas.width / ratio}px`;
-  canvas.style.height = `${canvas.height / ratio}px`;
-  const context = canvas.getContext("2d"), gap = count > 1 ? 1 : 0;
-  for (let index = 0; index < count; index++) {
-    paint(context, first + index, (index % columns) * across, Math.floor(index / columns) * down, across - gap, down - gap);
-  }
-  const name = now ? "now" : span(first, last), title = `${NAMES[kind]}${cluster && `, ${cluster}`}, step ${span(first, last)}`;
-  const button = element("button", {
-    class: "slot", style: `border-bottom-color: var(--${kind})`, title: `${title}: go there`,
-    "data-kind": kind, "data-first": first, "data-last": last, "data-weight": weight.toFixed(4), "data-cluster": cluster,
-  });
-  button.append(canvas, element("b", {}, percent(weight)), element("span", {}, name));
-  if (cluster) button.append(element("br"), element("span", {}, cluster));
-  button.addEventListener("click", () => go(first));
-  return button;
-}
-
-function ribbon(mass) {
-  const [context, width, height] = prepared(get("ribbon"), 46);
-  const bar = Math.max(1.5, (width - 2 * INSET) / mass.length - 1);
-  const largest = Math.sqrt(Math.max(...mass.map((entry) => entry.weight)));
-  context.fillStyle = colour("band");
-  for (const [first, last] of visits()) context.fillRect(across(width, first), 0, across(width, last) - across(width, first), height);
-  mass.forEach(({ weight, kind }, at) => {
-    if (!weight) return;
-    const tall = Math.max(1.5, ((height - 4) * Math.sqrt(weight)) / largest);
-    context.fillStyle = colour(kind);
-    context.fillRect(across(width, at) - bar / 2, height - tall, bar, tall);
-  });
-  context.fillStyle = colour("line");
-  context.fillRect(INSET, height - 1, width - 2 * INSET, 1);
-  context.fillStyle = colour("ink");
-  context.fillRect(across(width, step) - 0.75, 0, 1.5, height);
-}
-
 function stop() {
   clearInterval(timer);
   timer = null;
   get("play").textContent = "Play";
   get("play").setAttribute("aria-pressed", "false");
-  if (episode) compare();
+  if (episode) answer();
 }
 
 function play() {
@@ -474,6 +313,28 @@ document.addEventListener("keydown", (event) => {
   KEYS[event.key]();
 });
 
+// [episode, step] in the address of the page; undefined if there is none.
+function addressed() {
+  const [, number, at] = location.hash.match(/^#(\d+)\.(\d+)$/) ?? [];
+  if (number === undefined) return undefined;
+  const index = Math.min(DATA.episodes.length, Math.max(1, Number(number))) - 1;
+  return [index, Number(at)];
+}
+
+// [episode, step] at which the page opens: the first mistake, else a choice, else the middle. Pages beside each other
+// begin together.
+function beginning() {
+  if (window.parent !== window) return [0, 0];
+  const first = (wanted) => {
+    for (const [index, { choices }] of DATA.episodes.entries()) {
+      const at = choices.findIndex(wanted);
+      if (at >= 0) return [index, at];
+    }
+    return undefined;
+  };
+  return first((choice) => choice < 0) ?? first((choice) => choice > 0) ?? [0, Math.floor(DATA.episodes[0].values.length / 2)];
+}
+
 function options(select, names) {
   select.replaceChildren(...names.map(([value, name]) => element("option", { value }, name)));
 }
@@ -481,7 +342,7 @@ function options(select, names) {
 function start() {
   options(get("episode"), DATA.episodes.map((each, index) => [index, `episode ${index + 1}: ${signed(each.score)}${mistakes(each).length ? `, ${mistakes(each).length} wrong` : ""}`]));
   get("episode").addEventListener("change", (event) => choose(Number(event.target.value)));
-  get("shaded").textContent = DATA.plan ? `shaded: ${DATA.plan.rooms[0]}` : "";
+  for (const place of document.querySelectorAll(".shaded")) place.textContent = DATA.plan ? `shaded: ${DATA.plan.rooms[0]}` : "";
   get("above").hidden = !DATA.plan;
   const known = DATA.episodes[0].layers;
   const named = DATA.episodes[0].situations?.some((each) => Object.values(each).some(Array.isArray)) ? " the places that the environment names," : "";
@@ -490,13 +351,13 @@ function start() {
     const alike = DATA.episodes.every(({ layers }) => layers.every((layer) => layer.steps === layers[0].steps));
     options(get("layer"), [...(alike && known.length > 1 ? [[MEAN, "mean of all"]] : []), ...known.map((_, index) => [index, `${index + 1}`])]);
     options(get("head"), [...(known[0].heads > 1 ? [[MEAN, "mean of all"]] : []), ...Array.from({ length: known[0].heads }, (_, index) => [index, `${index + 1}`])]);
-    get("place").textContent = `From above: the agent, its path,${named} and in colour where it was at the steps it attends to.`;
+    get("place").textContent = `From above: the agent, its path,${named} and in colour where it was at the earlier steps that matter at this one.`;
+    get("showing").hidden = !DATA.episodes[0].effects;
   } else {
-    get("trace").hidden = true;
-    get("attention").replaceChildren(element("p", { class: "note" }, DATA.without));
+    get("memory").replaceChildren(element("p", { class: "note" }, DATA.without));
     get("place").textContent = `From above: the agent${named && ","}${named} and its path.`;
   }
-  for (const name of ["layer", "head"]) get(name)?.addEventListener("change", () => go(step));
+  for (const name of ["show", "layer", "head"]) get(name)?.addEventListener("change", () => go(step));
   get("slider").addEventListener("input", (event) => { stop(); go(Number(event.target.value)); });
   get("play").addEventListener("click", play);
   get("speed").addEventListener("change", () => { if (timer !== null) { stop(); play(); } });
@@ -505,19 +366,18 @@ function start() {
   }
   const at = (event, box) => Math.round(((event.clientX - box.left - INSET) / (box.width - 2 * INSET)) * (episode.values.length - 1));
   for (const name of ["ribbon", "marks"]) {
-    get(name).addEventListener("click", (event) => {
+    get(name)?.addEventListener("click", (event) => {
       stop();
       go(Number(event.target.dataset.step ?? at(event, get(name).getBoundingClientRect())));
     });
   }
   const again = () => { if (episode) { go(step); mark(); } };
-  new ResizeObserver(again).observe(get("time"));
+  new ResizeObserver(again).observe(document.querySelector(".stage"));
   window.matchMedia("(prefers-color-scheme: dark)").addEventListener("change", again);
   const opened = () => {
-    const [, number, at] = location.hash.match(/^#(\d+)\.(\d+)$/) || [0, 1, 0];
-    const index = Math.min(DATA.episodes.length, Math.max(1, Number(number))) - 1;
+    const [index, at] = addressed() ?? beginning();
     get("episode").value = index;
-    return choose(index, Number(at));
+    return choose(index, at);
   };
   window.addEventListener("hashchange", opened);
   window.addEventListener("message", lead);

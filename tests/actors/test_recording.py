@@ -340,7 +340,11 @@ def test_vectors_are_shown_as_bars(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
     assert (recording.poses, recording.situations) == (None, None)
     assert (recording.renderings, recording.between, recording.reconstructions) == (None, None, None)
     assert views(recording).shape == (len(recording.actions), BARS, WIDTH, 3)
+    assert recording.action_names == ("forward", "left", "right")
+    named = "in the episode: sign left, sign right, junction, from left to right."
     assert what_is_seen(recording).startswith("The vector")
+    assert what_is_seen(recording).endswith(named)
+    assert what_is_seen(replace(recording, element_names=())).endswith("in the episode.")
     monkeypatch.chdir(tmp_path)
     film([recording], Path("1:2.mp4"))  # "1:" is no protocol
     assert Path("1:2.mp4").stat().st_size > 1000

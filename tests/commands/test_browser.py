@@ -55,8 +55,9 @@ def tab(browser: Any, request: pytest.FixtureRequest) -> Iterator[Any]:
     assert problems == []
 
 
-def show(tab: Any, path: Path) -> dict[str, Any]:
-    tab.goto(path.as_uri())
+def show(tab: Any, path: Path, place: str = "") -> dict[str, Any]:
+    """Opens a page, of episodes at a place such as "#1.0"; returns its data."""
+    tab.goto(path.as_uri() + place)
     tab.wait_for_selector("body[data-ready]", timeout=60_000)
     return embedded(path)
 
@@ -74,7 +75,7 @@ def expected_slots(episode: dict[str, Any], step: int, layers: list[int], heads:
 
 
 def assert_strip(shown: dict[str, Any], expected: dict[tuple, float]) -> None:
-    found = {(int(slot["first"]), int(slot["last"])): float(slot["weight"]) for slot in shown["slots"]}
+    found = {(int(slot["first"]), int(slot["last"])): float(slot["size"]) for slot in shown["slots"]}
     assert len(found) == min(12, len(expected))
     for ends, weight in found.items():
         assert weight == pytest.approx(expected[ends], abs=1e-3)
@@ -83,8 +84,9 @@ def assert_strip(shown: dict[str, Any], expected: dict[tuple, float]) -> None:
 
 
 def test_slider_keys_layers_heads_and_playing(tab: Any, finished: tuple[Path, str]) -> None:
-    data = show(tab, finished[0] / "videos" / "final.html")
+    data = show(tab, finished[0] / "videos" / "final.html", "#1.0")
     (episode,) = data["episodes"]
+    tab.select_option("#show", "attention")
     last, heads = len(episode["actions"]) - 1, list(range(episode["layers"][0]["heads"]))
     first = tab.evaluate(SHOWN)
     assert (first["step"], first["slider"]) == (0, 0)
@@ -122,7 +124,8 @@ def test_slider_keys_layers_heads_and_playing(tab: Any, finished: tuple[Path, st
     target = int(slot.get_attribute("data-first"))
     slot.click()
     assert tab.evaluate(SHOWN)["step"] == target
-    show(tab, finished[0] / "videos" / "final.html")  # anew, so that no menu has the focus
+    tab.reload()  # so that no menu has the focus
+    tab.wait_for_selector("body[data-ready]", timeout=60_000)
     frames = shown_frames(data, episode)
     for step in (99, 100, 179, 0):
         tab.evaluate(f"go({step})")
@@ -137,6 +140,74 @@ def test_slider_keys_layers_heads_and_playing(tab: Any, finished: tuple[Path, st
     assert tab.locator("#play").inner_text() == "Play"
 
 
+def test_causes_come_first(tab: Any, finished: tuple[Path, str]) -> None:
+    """Pictures of the slots without which the odds change most, and a sentence on the steps that decided."""
+    (episode,) = show(tab, finished[0] / "videos" / "final.html", "#1.0")["episodes"]
+    assert tab.locator("#said").inner_text() == "There is nothing to remember yet."
+    layer, effects = episode["layers"][0], episode["effects"]
+    falls = unpacked(effects["slots"], "<i2").reshape(180, -1) / 1000
+    steps = unpacked(layer["steps"], "<i4").reshape(180, -1, 2)
+    at = int(np.abs(falls).max(axis=1).argmax())
+    tab.evaluate(f"go({at})")
+    assert tab.locator("#layer").is_hidden()
+    expected = {}
+    for ends, fall in zip(steps[at].tolist(), falls[at]):
+        is_earlier = ends[0] >= 0 and ends[1] < at
+        if is_earlier and abs(fall) >= 0.05:
+            expected[tuple(ends)] = fall
+    best = sorted(expected, key=lambda ends: -abs(expected[ends]))[:12]
+    found = tab.evaluate(SHOWN)["slots"]
+    assert {(int(slot["first"]), int(slot["last"])) for slot in found} == set(best)
+    assert all(
+        float(slot["size"]) == pytest.approx(abs(expected[int(slot["first"]), int(slot["last"])]), abs=1e-3)
+        for slot in found
+    )
+
+    # Laid over the episode: a stretch that decided, one step of it that did so alone, and a memory that did nothing.
+    lay = """([fall, alone]) => {
+        const { slots, steps } = episode.layers[0];
+        const at = episode.values.length - 1, effects = episode.effects;
+        effects.stretches[at] = [at - 3, at - 1];
+        effects.of_stretches[at] = fall;
+        for (let slot = 0; slot < slots; slot++) {
+            effects.slots[at * slots + slot] = steps[2 * (at * slots + slot)] === at - 2 ? 1000 * alone : 0;
+        }
+        go(at);
+        return get('said').textContent;
+    }"""
+    last = len(episode["values"]) - 1
+    without = "in memory its odds would be 1/20 of what they are."
+    several = f"Steps {last - 3} to {last - 1} decided this action: without them {without}"
+    assert tab.evaluate(lay, [np.log(20), 0.0]) == several
+    assert tab.evaluate(lay, [np.log(20), np.log(20)]) == f"Step {last - 2} decided this action: without it {without}"
+    assert tab.locator(".slot").count() == 1
+    assert tab.locator(".slot b").inner_text() == "÷ 20"
+    assert "spoke for this action" in tab.evaluate(lay, [np.log(5), 0.0])
+    assert tab.evaluate(lay, [0.01, 0.0]).startswith("Memory made no difference")
+    assert "less than a millionth" in tab.evaluate(lay, [20.0, 0.0])
+
+
+def test_a_page_opens_at_the_first_mistake(tab: Any, finished: tuple[Path, str], tmp_path: Path) -> None:
+    """Else at a choice, else in the middle. A link to a step is not overruled, and on a telephone the picture stays."""
+    page = finished[0] / "videos" / "final.html"
+    text = page.read_text()
+    given = re.search(r'"choices":\[[^]]*\]', text)
+    assert given is not None
+    for choices, opened in (({60: 1, 90: -1, 120: -1}, 90), ({60: 1}, 60), ({}, 90)):
+        laid = [choices.get(step, 0) for step in range(180)]
+        other = tmp_path / "laid.html"
+        other.write_text(text.replace(given.group(), f'"choices":{json.dumps(laid)}'))
+        show(tab, other)
+        assert tab.evaluate("step") == opened
+    show(tab, other, "#1.7")
+    assert tab.evaluate("step") == 7
+    tab.set_viewport_size({"width": 390, "height": 844})
+    tab.mouse.wheel(0, 2000)
+    tab.wait_for_function("window.scrollY > 300")
+    assert tab.locator("#view").bounding_box()["y"] >= 0
+    assert tab.locator("#slider").bounding_box()["y"] < 844 / 2
+
+
 def right_choices(episode: dict[str, Any]) -> np.ndarray:
     """Steps at which a choice is laid that is correct: all slots of memory are in use there."""
     layer = episode["layers"][0]
@@ -147,8 +218,9 @@ def right_choices(episode: dict[str, Any]) -> np.ndarray:
 def said_of_choice(tab: Any, right: np.ndarray, wrong: int = 100) -> str:
     """Lays choices over the episode and returns what the page says of the one at step 100."""
     lay = "episode.choices = episode.values.map((_, at) => right.includes(at) - (at === wrong));"
-    tab.evaluate(f"([right, wrong]) => {{ {lay} compared.clear(); go(100); }}", [right.tolist(), wrong])
-    return tab.locator("#choice").inner_text().replace("−", "-")
+    opened = "get('choice').open = true;"  # what is folded away has no text
+    tab.evaluate(f"([right, wrong]) => {{ {lay} {opened} compared.clear(); go(100); }}", [right.tolist(), wrong])
+    return tab.locator("#answer").inner_text().replace("−", "-")
 
 
 def test_a_choice_is_beside_correct_ones(tab: Any, finished: tuple[Path, str]) -> None:
@@ -194,13 +266,17 @@ def test_a_wrong_choice_is_explained_by_memory(tab: Any, finished: tuple[Path, s
     """With choices and evidence laid over a real episode: memory misled it, spoke against it, or made no difference."""
     (episode,) = show(tab, finished[0] / "videos" / "final.html")["episodes"]
     right = right_choices(episode)
-    likely, times = "as likely as it would have been with the red cone", np.log(200)
+    times = np.log(200)
     tab.evaluate(ROOM, times)
     said = said_of_choice(tab, right)
-    assert "Its memory misled it: with the example that it had seen, what it did" in said
-    assert f"was 200 times {likely}" in said
+    assert said.startswith("Wrong: memory misled it")
+    assert "it would hardly have done this (likelihood ratio 200; 100 or more means that memory decided)" in said
+    assert "It took the example for the other object" in said
     assert "It took the red cube, right (leave), not the red cone" in said
-    assert "changed it most is 86, 6 after entering" in said
+    seen_best = [["the example", "red cone", "at step 0"], ["what it took", "red cube", "at step 90"]]
+    tab.evaluate("episode.poses[90][2] = 170; go(100)")  # it turns to one of the two
+    assert [text.split("\n") for text in tab.locator(".object").all_inner_texts()] == seen_best
+    assert "changed the verdict most is 86, 6 after entering" in said
     assert "60 of the 80 steps of the latest stay (0–79) had the example in view" in said
     pairs = 1 + np.isin(right, range(80, 101)).sum()
     rates = f"of choices between such things, 1 of {pairs} on this page were wrong, of the others 0 of"
@@ -209,13 +285,13 @@ def test_a_wrong_choice_is_explained_by_memory(tab: Any, finished: tuple[Path, s
     assert counts.format(1, 0, 0) in said
     tab.evaluate(ROOM, -times)
     said = said_of_choice(tab, right)
-    assert "acted against its memory" in said
-    assert f"was 1/200 {likely}" in said
+    assert said.startswith("Wrong, against its memory")
+    assert "it would more likely have done this (likelihood ratio 1/200;" in said
     assert counts.format(0, 0, 1) in said
     tab.evaluate(ROOM, np.log(2.5))
     said = said_of_choice(tab, right)
-    assert "It guessed; its memory made little difference: with the example that it had seen" in said
-    assert f"was 2.5 times {likely}" in said
+    assert said.startswith("Wrong: a guess")
+    assert "it would have done much the same (likelihood ratio 2.5; 100 or more would mean that memory decided)" in said
     assert "the page cannot say which" in said
     assert counts.format(0, 1, 0) in said
 
@@ -239,12 +315,12 @@ def test_a_guess_says_whether_the_agent_told_the_objects_apart(tab: Any, finishe
     assert f"In 1 of 1 guesses, and in 0 of {len(alone)} choices that memory decided" in said
     tab.locator("#decisive").click()
     assert tab.evaluate(SHOWN)["step"] == 86
-    assert "The choice at step 100 was wrong" in tab.locator("#choice").inner_text()
+    assert tab.locator("#verdict").inner_text() == "Wrong: a guess (the choice at step 100)"
     tab.get_by_role("button", name="back to the choice, step 100").click()
     assert tab.evaluate(SHOWN)["step"] == 100
     tab.evaluate("go(10)")
     assert tab.locator("#named").inner_text() == "example ▾"
-    assert tab.locator("#choice").is_hidden(), "it belongs to no choice"
+    assert tab.locator("#answer").is_hidden(), "it belongs to no choice"
 
 
 def test_routed_slots_name_their_cluster_and_its_steps(tab: Any, routed: tuple[Path, Any]) -> None:
@@ -252,6 +328,7 @@ def test_routed_slots_name_their_cluster_and_its_steps(tab: Any, routed: tuple[P
     assert "mean of all" not in tab.locator("#layer").inner_text(), "clusters of layers are not the same"
     step, layer = len(episode["actions"]) - 1, episode["layers"][0]
     tab.keyboard.press("End")
+    tab.select_option("#show", "attention")
     steps = unpacked(layer["steps"], "<i4").reshape(step + 1, -1, 2)[step, :, 0]
     read = unpacked(layer["weights"], "u1").reshape(step + 1, 2, -1)[step] > 0
     for head in (0, 1):
@@ -384,7 +461,7 @@ def test_a_watched_run_is_updated(tab: Any, finished: tuple[Path, str], tmp_path
 
 def test_an_instruction_is_text_whatever_it_says(tab: Any, tmp_path: Path) -> None:
     page = write_page(tmp_path / "told.html", "episode", page_data([record_robot(Told)], "Told", "lstm"))
-    show(tab, page)
+    show(tab, page, "#1.0")
     said = []
     for _ in TEXTS:
         (value,) = tab.evaluate(
@@ -404,9 +481,10 @@ def test_wide_pictures_of_steps_are_beside_each_other(tab: Any, tmp_path: Path) 
     page = write_page(tmp_path / "wide.html", "episode", page_data([recording], "Wide", "compressive"))
     show(tab, page)
     tab.keyboard.press("End")
+    tab.select_option("#show", "attention")
     assert tab.evaluate("DATA.sheet.width / DATA.sheet.height") > 4
     found = tab.locator(".slot canvas").evaluate_all(
-        "(all) => all.map((canvas) => [canvas.clientWidth, Number(canvas.parentElement.dataset.weight)])"
+        "(all) => all.map((canvas) => [canvas.clientWidth, Number(canvas.parentElement.dataset.size)])"
     )
     widths, weights = np.array(found).T
     assert widths.max() == pytest.approx(208, abs=2)
@@ -417,7 +495,7 @@ def test_vectors_of_actions_fit_on_a_narrow_screen(tab: Any, tmp_path: Path) -> 
     """The keys of a choice fold it, and do not play the episode."""
     page = write_page(tmp_path / "robot.html", "episode", page_data([record_robot()], "Robot", "lstm"))
     tab.set_viewport_size({"width": 390, "height": 860})
-    show(tab, page)
+    show(tab, page, "#1.0")
     assert tab.evaluate("document.documentElement.scrollWidth") == 390
     assert tab.evaluate("get('columns').scrollWidth - get('columns').clientWidth") == 0
     texts = tab.locator("#columns > *").evaluate_all("(nodes) => nodes.map((node) => node.lastChild.textContent)")
@@ -427,7 +505,7 @@ def test_vectors_of_actions_fit_on_a_narrow_screen(tab: Any, tmp_path: Path) -> 
     middle = dot["x"] + dot["width"] / 2 - track["x"]
     assert middle / track["width"] == pytest.approx((4 + 4 * np.tanh(0.5)) / 8, abs=0.01)
 
-    tab.locator("summary").first.focus()
+    tab.locator("#columns summary").first.focus()
     tab.keyboard.press(" ")
     tab.keyboard.press("ArrowRight")
-    assert tab.evaluate("[document.querySelector('details').open, timer, step]") == [False, None, 1]
+    assert tab.evaluate("[document.querySelector('#columns details').open, timer, step]") == [False, None, 1]

@@ -145,6 +145,21 @@ def test_images_and_numbers_are_parts_of_their_own() -> None:
     np.testing.assert_allclose(numbers, [*last["arm"].ravel(), *np.eye(3)[last["held"]]], rtol=1e-6)
 
 
+def test_elements_of_vectors_have_names() -> None:
+    """Those of their places in a nest, unless the environment has its own; none without a nest, or if they are many."""
+    space = spaces.Dict(arm=FLOATS, held=spaces.Discrete(2, start=4), open=spaces.Box(0, 1, (1,)), eye=CAMERA)
+    names = ("arm[0]", "arm[1]", "arm[2]", "arm[3]", "held = 4", "held = 5", "open")
+    env = adapt(Shows(space))
+    assert env.metadata["element_names"] == names
+    assert len(names) == env.observation_space[1].shape[0]  # type: ignore[index]
+    own = Shows(spaces.Dict(arm=FLOATS))
+    own.metadata = {"element_names": ("w", "x", "y", "z")}
+    assert adapt(own).metadata["element_names"] == ("w", "x", "y", "z")
+    many = spaces.Dict(arm=spaces.Box(0, 1, (33,)))
+    for unnamed in (FLOATS, many):
+        assert "element_names" not in adapt(Shows(unnamed)).metadata
+
+
 def test_one_image_in_a_nest_is_that_image() -> None:
     image, observation, last = shown(spaces.Dict(eye=spaces.Tuple([CAMERA])))
     assert image == CAMERA
