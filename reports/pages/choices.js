@@ -206,7 +206,7 @@ function objects(of, at) {
   const shown = [];
   const examples = seen?.length ? inView(of, seen[0]) : [];
   if (examples.length === 1) shown.push({ thing: examples[0], steps: seen, label: "the example", mark: "" });
-  shown.push({ thing: took, steps: inRoom, label: "what it took", mark: right ? "right" : "wrong" });
+  shown.push({ thing: took, steps: inRoom, label: "what it took", mark: right ? "good" : "bad" });
   shown.push({ thing: left, steps: inRoom, label: "what it left", mark: "" });
   return shown.flatMap(({ thing, steps, label, mark }) => {
     const when = bestView(of, steps, thing);
@@ -250,7 +250,7 @@ function answer() {
   const ranks = compare(at);
   const [verdict, because] = headline(before(episode, at), right, episode, at, ranks);
   get("verdict").textContent = at === step ? verdict : `${verdict} (the choice at step ${at})`;
-  get("verdict").className = right ? "right" : "wrong";
+  get("verdict").className = right ? "good" : "bad";
   get("because").textContent = because;
   get("objects").replaceChildren(...objects(episode, at));
   get("choice").hidden = false;

@@ -212,7 +212,7 @@ function follow(memory) {
     context.arc(...point(...spot), 5, 0, 7);
     context.stroke();
   }
-  const least = memory?.decided ? SPOKE : 1e-9;
+  const least = memory?.decided ? SPOKE : 1e-9, smallest = memory?.decided ? FELT : 0.002;
   const largest = Math.max(least, ...(memory?.steps ?? []).map(({ size }) => size));
   for (let at = Math.max(0, step - 400); at <= step; at++) {
     const [x, y] = point(episode.poses[at][0], episode.poses[at][1]);
@@ -223,7 +223,7 @@ function follow(memory) {
     context.arc(x, y, 1.6, 0, 7);
     context.fill();
     const { size, kind } = memory?.steps[at] ?? { size: 0 };
-    if (at < step && size > 0.002) {
+    if (at < step && size > smallest) {
       context.globalAlpha = 0.75;
       context.fillStyle = colour(kind);
       context.beginPath();
@@ -342,7 +342,7 @@ function options(select, names) {
 function start() {
   options(get("episode"), DATA.episodes.map((each, index) => [index, `episode ${index + 1}: ${signed(each.score)}${mistakes(each).length ? `, ${mistakes(each).length} wrong` : ""}`]));
   get("episode").addEventListener("change", (event) => choose(Number(event.target.value)));
-  for (const place of document.querySelectorAll(".shaded")) place.textContent = DATA.plan ? `shaded: ${DATA.plan.rooms[0]}` : "";
+  get("shaded").textContent = DATA.plan ? `shaded: ${DATA.plan.rooms[0]}` : "";
   get("above").hidden = !DATA.plan;
   const known = DATA.episodes[0].layers;
   const named = DATA.episodes[0].situations?.some((each) => Object.values(each).some(Array.isArray)) ? " the places that the environment names," : "";

@@ -164,7 +164,7 @@ function ribbon(steps, decided) {
   context.fillStyle = colour("band");
   for (const [first, last] of visits()) context.fillRect(across(width, first), 0, across(width, last) - across(width, first), height);
   steps.forEach(({ size, kind, against }, at) => {
-    if (!size) return;
+    if (!size || (decided && size < FELT)) return;
     const tall = Math.max(1.5, (room * scaled(size)) / most);
     const shown = against ? Math.min(tall, height - zero) : tall;
     context.fillStyle = colour(kind);
