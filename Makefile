@@ -41,7 +41,7 @@ train: venv  ## train the Compressive Transformer agent on two CPU cores, under 
 	$(BIN)/compressive launch --preset cpu $(ARGS)
 
 demo: venv  ## play a trained agent, and write a video and a page of what it attends to: seconds
-	$(BIN)/compressive visualize pretrained/level --output demo $(ARGS)
+	$(BIN)/compressive visualize pretrained/level --seed 9 --output demo $(ARGS)
 
 compare: venv  ## compare compression rates on a task of memory: 20 runs, an hour of two fast cores
 	$(BIN)/compressive compare --preset memory --rates 1 2 4 8 --seeds 0 1 2 3 4 $(ARGS)

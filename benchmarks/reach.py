@@ -1,0 +1,210 @@
+"""Correct choices by the reach of a memory: adds runs to a table, and draws it as the figure of the README.
+
+    python -m benchmarks.reach [RUN ...] [--table results/reach.csv] [--plot docs/result.svg]
+
+The runs are those of `compressive compare --preset memory`, with `--rates 1 2 4 8` and with `--cores transformer-xl`,
+and of Transformer-XL with as many slots as the reach of rate 8 (`compressive launch --preset memory --core
+transformer-xl --agent.core.memory-size 136`). Choices come after delays of 16, 32, 64 and 128 steps, equally often; who
+remembers nothing of a delay guesses one of two objects.
+"""
+
+import csv
+import statistics
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, NamedTuple
+
+import tyro
+
+from agent.core import CompressiveTransformerConfig
+from benchmarks.common import run
+from storage.files import read_json
+from storage.run import Run
+from training.config import core_name, read_config
+
+DELAYS = (16, 32, 64, 128)
+"""Steps between the example and the choice."""
+
+
+class Row(NamedTuple):
+    """Of one run. slots: of memory and compressed memory, to which a step attends beside its segment.
+
+    rate: the compression rate; 0 without compression. reach: the steps before the segment that are remembered. correct:
+    the share of correct choices in percent.
+    """
+
+    core: str
+    rate: int
+    slots: int
+    reach: int
+    seed: int
+    correct: float
+
+
+class Bar(NamedTuple):
+    """Of the runs of one variant, their correct choices in percent; and those if all within the reach were known."""
+
+    name: str
+    slots: int
+    reach: int
+    correct: tuple[float, ...]
+    expected: float
+
+
+@dataclass
+class Options:
+    runs: Annotated[tuple[Path, ...], tyro.conf.Positional] = ()
+    table: Path = Path("results/reach.csv")
+    plot: Path = Path("docs/result.svg")
+
+
+def measure(options: Options) -> dict[str, Any]:
+    rows = _read(options.table)
+    rows |= {_key(row): row for row in map(row_of, options.runs)}
+    _write(options.table, [rows[key] for key in sorted(rows)])
+    bars = bars_of(list(rows.values()))
+    options.plot.write_text(drawn(bars))
+    return {"bars": [bar._asdict() | {"mean": statistics.fmean(bar.correct)} for bar in bars]}
+
+
+def row_of(path: Path) -> Row:
+    """The row of a finished run."""
+    finished = Run(path)
+    config = read_config(finished)
+    core = config.core_config
+    assert isinstance(core, CompressiveTransformerConfig)  # Transformer-XL's is one, too
+    (sizes,) = core.layer_sizes
+    evaluation = read_json(finished.evaluation_file())
+    rate = sizes.rate if sizes.compressed else 0
+    correct = 100 * evaluation["correct_choices"]["mean"]
+    reach = sizes.memory + sizes.rate * sizes.compressed
+    return Row(core_name(config), rate, sizes.memory + sizes.compressed, reach, config.seed, round(correct, 2))
+
+
+def bars_of(rows: list[Row]) -> list[Bar]:
+    """The rows by variant: without compression first, then by slots and by reach."""
+    variants = sorted({row[:4] for row in rows}, key=lambda row: (row[2], row[1]))
+    bars = []
+    for core, rate, slots, reach in variants:
+        correct = tuple(row.correct for row in rows if row[:4] == (core, rate, slots, reach))
+        name = f"Compressive, rate {rate}" if rate else "Transformer-XL"
+        bars.append(Bar(name, slots, reach, correct, expected(reach)))
+    return bars
+
+
+def expected(reach: int) -> float:
+    """Correct choices in percent of who knows all that is within the reach, and guesses after longer delays."""
+    known = sum(delay <= reach for delay in DELAYS) / len(DELAYS)
+    return 100 * (known + (1 - known) / 2)
+
+
+def _key(row: Row) -> tuple[Any, ...]:
+    return row[:-1]
+
+
+def _read(table: Path) -> dict[tuple[Any, ...], Row]:
+    if not table.exists():
+        return {}
+    found = {}
+    with table.open(newline="") as file:
+        for line in csv.DictReader(file):
+            rate, slots, reach, seed = (int(line[name]) for name in ("rate", "slots", "reach", "seed"))
+            row = Row(line["core"], rate, slots, reach, seed, float(line["correct"]))
+            found[_key(row)] = row
+    return found
+
+
+def _write(table: Path, rows: list[Row]) -> None:
+    with table.open("w", newline="") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(Row._fields)
+        writer.writerows(rows)
+
+
+STYLE = """
+    text { font: 14px system-ui, sans-serif; fill: #1f2328 }
+    .small { font-size: 12px; fill: #59636e }
+    .grid { stroke: #d1d9e0 }
+    .other { fill: #9aa4ae }
+    .ours { fill: #0969da }
+    .missed { fill: none; stroke: #cf222e; stroke-dasharray: 3 3 }
+    .seed { fill: #ffffff; stroke: #1f2328; stroke-width: 1.3 }
+    .expected { stroke: #cf222e; stroke-width: 2 }
+    @media (prefers-color-scheme: dark) {
+      text { fill: #f0f6fc }
+      .small { fill: #9198a1 }
+      .grid { stroke: #3d444d }
+      .other { fill: #656c76 }
+      .ours { fill: #4493f8 }
+      .missed, .expected { stroke: #ff7b72 }
+      .seed { fill: #0d1117; stroke: #f0f6fc }
+    }
+"""
+LEFT, RIGHT, FIRST, EACH = 300.0, 690.0, 69, 34
+"""Pixels: of 50 % and of 100 % from the left, of the first bar from the top, and from one bar to the next."""
+
+
+def drawn(bars: list[Bar]) -> str:
+    """The figure as SVG, for light and dark pages."""
+    bottom = FIRST + EACH * len(bars)
+    height = bottom + 62
+    said = ", ".join(f"{bar.name} with {bar.slots} slots {statistics.fmean(bar.correct):.1f} %" for bar in bars)
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 760 {height}" width="760" height="{height}"'
+        ' role="img" aria-labelledby="t d">',
+        '<title id="t">Correct choices by core and reach</title>',
+        f'<desc id="d">{said}.</desc>',
+        f"<style>{STYLE}</style>",
+        '<text x="12" y="24" font-weight="600">Correct choices on a task that needs up to 130 steps of memory</text>',
+        '<text class="small" x="12" y="48">core</text>',
+        '<text class="small" x="168" y="48">slots</text>',
+        '<text class="small" x="222" y="48">reach</text>',
+    ]
+    for percent in range(50, 101, 10):
+        x = _across(percent)
+        parts.append(f'<line class="grid" x1="{x}" y1="60" x2="{x}" y2="{bottom - 4}"/>')
+        parts.append(f'<text class="small" x="{x}" y="48" text-anchor="middle">{percent} %</text>')
+    for index, bar in enumerate(bars):
+        parts += _bar(bar, FIRST + EACH * index)
+    legend = bottom + 18
+    parts += [
+        f'<circle class="seed" cx="18" cy="{legend - 4}" r="3.4"/>',
+        f'<text class="small" x="28" y="{legend}">one seed; bars are means of five</text>',
+        f'<line class="expected" x1="256" y1="{legend - 13}" x2="256" y2="{legend + 4}"/>',
+        f'<text class="small" x="266" y="{legend}">expected if all within reach is remembered and the rest guessed; '
+        "dashed: missed</text>",
+        f'<text class="small" x="12" y="{legend + 24}">rooms:small-recall-long, 12 M frames, 128 episodes of '
+        "evaluation. Beside the slots, a step sees its segment.</text>",
+        "</svg>\n",
+    ]
+    return "\n  ".join(parts[:-1]) + "\n" + parts[-1]
+
+
+def _across(percent: float) -> float:
+    return round(LEFT + (RIGHT - LEFT) * (percent - 50) / 50, 1)
+
+
+def _bar(bar: Bar, top: int) -> list[str]:
+    """A bar with its text, its seeds, and what is expected."""
+    mean = statistics.fmean(bar.correct)
+    middle = top + 10
+    kind = "ours" if bar.name.startswith("Compressive") else "other"
+    parts = [
+        f'<text x="12" y="{top + 15}">{bar.name}</text>',
+        f'<text class="small" x="168" y="{top + 15}">{bar.slots}</text>',
+        f'<text class="small" x="222" y="{top + 15}">{bar.reach} steps</text>',
+        f'<rect class="{kind}" x="{LEFT}" y="{top}" width="{round(_across(mean) - LEFT, 1)}" height="20"/>',
+    ]
+    if bar.expected > mean + 1:
+        width = round(_across(bar.expected) - _across(mean), 1)
+        parts.append(f'<rect class="missed" x="{_across(mean)}" y="{top + 1}" width="{width}" height="18"/>')
+    for correct in bar.correct:
+        parts.append(f'<circle class="seed" cx="{_across(correct)}" cy="{middle}" r="3.4"/>')
+    x = _across(bar.expected)
+    parts.append(f'<line class="expected" x1="{x}" y1="{top - 3}" x2="{x}" y2="{top + 23}"/>')
+    parts.append(f'<text x="704" y="{top + 15}">{mean:.1f} %</text>')
+    return parts
+
+
+if __name__ == "__main__":
+    run(measure, Options)

@@ -1,0 +1,37 @@
+"""The figure of benchmarks/reach.py: what is expected of a reach, the row of a run, and the drawing."""
+
+import dataclasses
+import json
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+from benchmarks import reach
+from storage.run import Run
+from training.config import to_plain
+from training.presets import make_preset
+
+
+@pytest.mark.parametrize(
+    ("steps", "percent"), [(15, 50.0), (16, 62.5), (24, 62.5), (40, 75.0), (72, 87.5), (127, 87.5), (136, 100.0)]
+)
+def test_what_is_within_the_reach_is_known_and_the_rest_guessed(steps: int, percent: float) -> None:
+    assert reach.expected(steps) == percent
+
+
+@pytest.mark.parametrize(("core", "expected"), [("compressive", (4, 24, 8 + 4 * 16)), ("transformer-xl", (0, 24, 24))])
+def test_a_run_is_a_row(tmp_path: Path, core: str, expected: tuple[int, int, int]) -> None:
+    """A run that is measured again takes the place of its row; the drawing has the mean of each variant."""
+    config = dataclasses.replace(make_preset("memory", core), seed=3)
+    (tmp_path / "run").mkdir()
+    Run(tmp_path / "run").config_file.write_text(json.dumps(to_plain(config)))
+    table, plot = tmp_path / "table.csv", tmp_path / "plot.svg"
+    for correct in (0.5, 0.75):
+        (tmp_path / "run" / "evaluation.json").write_text(json.dumps({"correct_choices": {"mean": correct}}))
+        reach.measure(reach.Options((tmp_path / "run",), table, plot))
+    assert reach.row_of(tmp_path / "run") == (core, *expected, 3, 75.0)
+    assert table.read_text().splitlines()[1:] == [",".join(map(str, (core, *expected, 3, 75.0)))]
+    texts = [node.text for node in ElementTree.parse(plot).iter() if node.text]
+    assert "75.0 %" in texts
+    assert f"{expected[-1]} steps" in texts
