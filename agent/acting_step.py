@@ -14,10 +14,14 @@ from torch import Tensor, nn
 
 from agent.actor_critic import Agent
 from agent.core.state import State, leaves, map_state
-from agent.trajectory import Sensed
+from agent.trajectory import Observation, Sensed, sensed_of
 
 SEGMENT = "segment"
 """The field of a core's state that holds what is in the segment so far; nothing at its beginning."""
+WORDS = 32
+"""Word ids of an instruction; shorter ones end with zeros."""
+INSTRUCTION = "instruction"
+"""Name of the part of an observation that has them, which is the last one."""
 
 
 class StateTensor(NamedTuple):
@@ -41,24 +45,24 @@ class ActingStep(nn.Module):
     """Maps the observation's parts, last actions, rewards, resets and a state to what the agent does with them.
 
     Args:
-        agent: it is put into evaluation mode.
+        agent: it is put into evaluation mode, and no longer encodes equal instructions once.
 
     Attributes:
         observation_names: of the observation's parts, in order.
         state_tensors: what the state is made of, in order.
-
-    Raises:
-        ValueError: if the agent reads instructions, whose encoder depends on how many are equal.
     """
 
     def __init__(self, agent: Agent) -> None:
         super().__init__()
         self.agent = agent.eval()
-        if agent.instruction is not None:
-            raise ValueError("agent: expected one without instructions, got one that reads them")
+        sensed = sensed_of(agent.blank(1))
+        self.is_one_part = isinstance(sensed, Tensor)
         self.observation_names = ["observation"]
-        if isinstance(agent.blank(1), tuple):
-            self.observation_names = [f"observation_{index}" for index in range(len(agent.blank(1)))]
+        if isinstance(sensed, tuple):
+            self.observation_names = [f"observation_{index}" for index in range(len(sensed))]
+        if agent.instruction is not None:
+            agent.instruction.shares = False
+            self.observation_names.append(INSTRUCTION)
         self.segment_size = getattr(agent.core.config, "segment_size", 0)
         self.template = agent.initial_state(1)
         self.state_tensors = self._state_tensors()
@@ -90,7 +94,10 @@ class ActingStep(nn.Module):
 
     def blank(self, rows: int) -> tuple[Tensor, ...]:
         """Parts of an observation of zeros, [rows, ...] each."""
-        return tuple(part[:, 0] for part in leaves(self.agent.blank(rows)))
+        parts = [part[:, 0] for part in leaves(sensed_of(self.agent.blank(rows)))]
+        if self.agent.instruction is not None:
+            parts.append(torch.zeros(rows, WORDS, dtype=torch.int64))
+        return tuple(parts)
 
     def initial_state(self, rows: int) -> list[Tensor]:
         """The tensors of the state before the first step."""
@@ -123,17 +130,21 @@ class ActingStep(nn.Module):
             [B, tasks], and the tensors of the next state.
         """
         agent = self.agent
-        parts = tuple(part[:, None] for part in observation)
-        seen: Sensed = parts
-        if self.observation_names == ["observation"]:
-            seen = parts[0]
-        encoded = agent.encode(seen, last_action[:, None], last_reward[:, None])
+        encoded = agent.encode(self._observation(observation), last_action[:, None], last_reward[:, None])
         remember = self._within_segment if self.segment_size else self._remember
         features, after = remember(encoded.inputs, reset[:, None], state)
         parameters, value = agent.decide(features, encoded.inputs, encoded.shown)
         policy = agent.distribution
         action = policy.effect(policy.mode(parameters[:, 0]))
         return parameters[:, 0], action, value[:, 0], *after
+
+    def _observation(self, parts: tuple[Tensor, ...]) -> Sensed | Observation:
+        """The observation [B, 1, ...] that has the parts [B, ...]."""
+        several = tuple(part[:, None] for part in parts)
+        if self.agent.instruction is None:
+            return several[0] if self.is_one_part else several
+        *sensed, words = several
+        return Observation(sensed[0] if self.is_one_part else tuple(sensed), words)
 
     def _remember(self, inputs: Tensor, reset: Tensor, state: tuple[Tensor, ...]) -> tuple[Tensor, list[Tensor]]:
         """Features [B, 1, D] and the next state, of a core without segments."""

@@ -281,30 +281,34 @@ def parts_of(observation_shape: Shape | tuple[Shape, ...]) -> tuple[Shape, ...]:
 class InstructionEncoder(nn.Module):
     """An embedding and an LSTM over the words; sizes as in the code of IMPALA (Espeholt et al. 2018, figure 3).
 
-    `vocabulary` is the number of word ids, including 0 for no word.
+    `vocabulary` is the number of word ids, including 0 for no word. With `shares`, equal instructions are encoded once;
+    without, the shapes of all tensors depend on the arguments' shapes alone, as exported graphs need it.
     """
 
     def __init__(self, vocabulary: int) -> None:
         super().__init__()
+        self.shares = True
         self.embedding = nn.Embedding(vocabulary, EMBEDDING_SIZE, padding_idx=0)
         self.lstm = nn.LSTM(EMBEDDING_SIZE, INSTRUCTION_SIZE, batch_first=True)
 
     def forward(self, words: Tensor) -> Tensor:
         """Words [N, W] int64, padded with 0 at the end, to the LSTM's output [N, INSTRUCTION_SIZE] at the last word.
 
-        Zeros where there is no word. Equal instructions are encoded once, because an episode has few different ones;
-        counting them waits for the GPU.
+        Zeros where there is no word. An episode has few different instructions; counting them waits for the GPU.
         """
-        # Each different instruction once.
+        if not self.shares:
+            return self._encode(words)
         different, index = torch.unique(words, dim=0, return_inverse=True)
-        outputs, _ = self.lstm(self.embedding(different))
+        return self._encode(different)[index]
+
+    def _encode(self, words: Tensor) -> Tensor:
+        outputs, _ = self.lstm(self.embedding(words))
 
         # The output at the last word.
-        length = (different != 0).sum(dim=1)
-        rows = torch.arange(len(different), device=words.device)
-        last = outputs[rows, (length - 1).clamp(min=0)]
-        encoded = last.masked_fill((length == 0)[:, None], 0.0)
-        return encoded[index]
+        length = (words != 0).sum(dim=1)
+        at = (length - 1).clamp(min=0)[:, None, None].expand(-1, 1, outputs.shape[2])
+        last = outputs.gather(1, at)[:, 0]
+        return last.masked_fill((length == 0)[:, None], 0.0)
 
 
 class Reconstruction(nn.Module):

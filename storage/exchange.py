@@ -17,11 +17,16 @@ from typing import Any
 import torch
 
 from agent import Agent
-from agent.acting_step import ActingStep
+from agent.acting_step import INSTRUCTION, WORDS, ActingStep
 from storage.files import Json, replacing
 
 KEY = "compressive"
 """Of the metadata."""
+WORD_IDS = (
+    f"{WORDS} ids, zeros after the last word. Words are those of the text in small letters, and punctuation marks "
+    "(regular expression \\w+|[^\\w\\s]). The id of a word is 1 + crc32(its UTF-8) modulo 1000."
+)
+"""How the metadata explain instructions; see `envs.words`."""
 ROWS = 3
 """Rows of the example with which a graph is traced; any number can be played."""
 NEEDED = ("onnx", "onnxscript")
@@ -33,7 +38,6 @@ def write_onnx(agent: Agent, path: Path, about: Json) -> None:
 
     Raises:
         ImportError: if the extra `onnx` is not installed.
-        ValueError: if the agent reads instructions.
         OSError: if the file cannot be written.
     """
     missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
@@ -86,6 +90,8 @@ def describe(step: ActingStep, about: Json) -> Json:
     ]
     policy = step.agent.distribution
     first = policy.none(1)
+    if step.agent.instruction is not None:
+        about = {**about, INSTRUCTION: WORD_IDS}
     return {
         **about,
         "observation": parts,

@@ -1,7 +1,10 @@
 """Agents as ONNX: greedy actions, values and states of every core, and what the file says of itself."""
 
+import copy
 import importlib.util
 import json
+import re
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +13,11 @@ import pytest
 import torch
 
 from agent import Agent, AgentConfig
-from agent.acting_step import ActingStep
+from agent.acting_step import WORDS, ActingStep
 from agent.core import CORES as NAMES
 from agent.policies import Choice, Numbers
+from agent.trajectory import Observation
+from envs.words import VOCABULARY, hash_words, split_words
 from storage.exchange import KEY, describe, write_onnx, write_program
 from tests.agent.cores import CONFIGS, SIZE
 
@@ -25,23 +30,31 @@ needs_onnx = pytest.mark.skipif(
 )
 
 
-def make_agent(core: Any, shape: Any = VECTOR, actions: Any = 4, **fields: Any) -> Agent:
+def make_agent(core: Any, shape: Any = VECTOR, actions: Any = 4, vocabulary: int = 0, **fields: Any) -> Agent:
     torch.manual_seed(0)
-    agent = Agent(AgentConfig(torso="small", torso_size=16, core=core, **fields), shape, actions).eval()
+    config = AgentConfig(torso="small", torso_size=16, core=core, **fields)
+    agent = Agent(config, shape, actions, vocabulary=vocabulary).eval()
     with torch.no_grad():  # new policies are all nearly uniform
         agent.policy.weight.mul_(100)
     return agent
 
 
 def steps(agent: Agent, rows: int, count: int, seed: int = 0) -> Any:
-    """Observation parts, last actions, last rewards and resets of each step."""
+    """Observation parts, last actions, last rewards and resets of each step.
+
+    Instructions of zero to seven words change at random, and some are equal.
+    """
     generator = torch.Generator().manual_seed(seed)
-    shape, actions, *_ = agent.made_for
+    shape, actions, vocabulary, _ = agent.made_for
     for step in range(count):
         parts = []
         for part in shape if isinstance(shape[0], tuple) else (shape,):
             seen = torch.randn(rows, *part, generator=generator)
             parts.append((60 * seen + 128).clamp(0, 255).to(torch.uint8) if len(part) == 3 else seen)
+        if vocabulary:
+            texts = torch.randint(1, vocabulary, (4, WORDS), generator=generator)
+            texts[torch.arange(WORDS) >= torch.tensor([[0], [1], [4], [7]])] = 0
+            parts.append(texts[torch.randint(0, 4, (rows,), generator=generator)])
         reset = torch.rand(rows, generator=generator) < (0.1 if step else 2.0)
         if isinstance(actions, int):
             action = torch.randint(0, actions, (rows,), generator=generator)
@@ -53,11 +66,19 @@ def steps(agent: Agent, rows: int, count: int, seed: int = 0) -> Any:
 
 def play(agent: Agent, rows: int, count: int) -> Any:
     """What the agent itself makes of the steps: the policy's parameters, the most probable action, and the value."""
+    agent = copy.deepcopy(agent)
+    if agent.instruction is not None:
+        agent.instruction.shares = True  # as when it learned
     state = agent.with_cache(agent.initial_state(rows))
     policy = agent.distribution
     for parts, action, reward, reset in steps(agent, rows, count):
         seen = tuple(part[:, None] for part in parts)
-        observation = seen if isinstance(agent.made_for[0][0], tuple) else seen[0]
+        words = None
+        if agent.instruction is not None:
+            *seen, words = seen
+        observation: Any = tuple(seen) if isinstance(agent.made_for[0][0], tuple) else seen[0]
+        if words is not None:
+            observation = Observation(observation, words)
         with torch.no_grad():
             output = agent(observation, action[:, None], reward[:, None], reset[:, None], state)
         state = output.state
@@ -93,19 +114,21 @@ def test_the_state_is_described() -> None:
 
 
 ALL = [
-    *((name, VECTOR, 4) for name in CORES),
-    ("compressive", IMAGE, 4),
-    ("gru", (IMAGE, VECTOR), (Choice(2), Numbers((True, False)))),
+    *((name, VECTOR, 4, 0) for name in CORES),
+    ("compressive", IMAGE, 4, 0),
+    ("gru", (IMAGE, VECTOR), (Choice(2), Numbers((True, False))), 0),
+    ("compressive", IMAGE, 4, 9),
+    ("gru", (IMAGE, VECTOR), 4, 9),
 ]
 
 
 @needs_onnx
-@pytest.mark.parametrize(("core", "shape", "actions"), ALL, ids=str)
-def test_onnx_acts_as_the_agent_does(core: str, shape: Any, actions: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("core", "shape", "actions", "vocabulary"), ALL, ids=str)
+def test_onnx_acts_as_the_agent_does(core: str, shape: Any, actions: Any, vocabulary: int, tmp_path: Path) -> None:
     """With one, three and many rows, by onnxruntime and numpy alone; the state begins as the file says."""
     import onnxruntime
 
-    agent = make_agent(CORES[core], shape, actions)
+    agent = make_agent(CORES[core], shape, actions, vocabulary)
     write_onnx(agent, tmp_path / "agent.onnx", {})
     session = onnxruntime.InferenceSession(tmp_path / "agent.onnx")
     said = json.loads(session.get_modelmeta().custom_metadata_map[KEY])
@@ -125,10 +148,19 @@ def test_onnx_acts_as_the_agent_does(core: str, shape: Any, actions: Any, tmp_pa
             np.testing.assert_allclose(value, expected[2], rtol=0, atol=1e-4)
 
 
-def test_agents_that_read_instructions_are_refused() -> None:
-    reading = Agent(AgentConfig(torso="small", core=CORES["gru"], instruction=True), VECTOR, 4, vocabulary=9)
-    with pytest.raises(ValueError, match=r"^agent: expected one without instructions"):
-        ActingStep(reading)
+def test_instructions_are_explained() -> None:
+    """As `envs.words` makes ids of a text."""
+    agent = make_agent(CORES["gru"], IMAGE, vocabulary=VOCABULARY)
+    said = describe(ActingStep(agent), {})
+    assert [part["name"] for part in said["observation"]] == ["observation", "instruction"]
+    assert said["observation"][1] == {"name": "instruction", "shape": [WORDS], "dtype": "int64"}
+    pattern = re.search(r"regular expression (\S+)\)", said["instruction"])
+    assert pattern is not None
+    text = "Go to the RED ball, then stop."
+    ids = [1 + zlib.crc32(word.encode()) % 1000 for word in re.findall(pattern.group(1), text.lower())]
+    ids += [0] * (WORDS - len(ids))
+    assert ids == hash_words(split_words(text), WORDS).tolist()
+    assert "instruction" not in describe(ActingStep(make_agent(CORES["gru"])), {})
 
 
 def test_a_program_of_torch_acts_as_the_agent_does(tmp_path: Path) -> None:
