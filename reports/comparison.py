@@ -72,6 +72,8 @@ def _normalised(name: str) -> Scale:
     return Scale(scale, f"{name}-normalised score (%)", f"episode/{scale}", scale, threshold=75.0)
 
 
+MOST_CHANCE = 0.05
+"""With which a difference between variants that are alike is taken for a real one."""
 CORRECT = "correct_choices_percent"
 """In tables and summaries: 100 times the mean of "correct_choices" in `evaluation.json`."""
 KIND = {
@@ -132,6 +134,17 @@ class FinishedRun:
         points = np.array([[row.get(name, math.nan) for name in names] for row in rows], np.float64)
         x, scores = points.reshape(-1, 2)[~np.isnan(points).any(axis=-1)].T
         return x, scores
+
+    def interval(self, scale: Scale) -> tuple[float, float]:
+        """The 95 % interval over episodes of its final score; NaN if the evaluation has none."""
+        group, _, statistic = scale.final.rpartition(".")
+        ends = self.summary.get(f"{scale.final}_interval")
+        if group and statistic == "mean":
+            ends = [self.summary.get(f"{group}.{end}") for end in ("low", "high")]
+        if not isinstance(ends, list) or len(ends) != 2:
+            return math.nan, math.nan
+        low, high = (float(end) if isinstance(end, int | float) else math.nan for end in ends)
+        return low, high
 
     def reached(self, threshold: float | None, scale: Scale) -> float | None:
         """Frames or steps at which its curve first reached a score."""
@@ -342,6 +355,24 @@ class Comparison:
             found[pair[::-1]] = Estimate(1 - value, 1 - high, 1 - low)  # the complement, not from other draws
         return found
 
+    def chance(self, ours: str, theirs: str) -> float | None:
+        """How likely two variants that are alike would differ as these do, if all runs of one are better than all of
+        the other on the one task; else None.
+
+        Such a pair has an interval without width, which says nothing about chance.
+        """
+        if len(self.data) > 1 or self.improvements[ours, theirs].value not in (0, 1):
+            return None
+        (task,) = self.data
+        return statistics.chance_of_order(len(self.of(ours, task)), len(self.of(theirs, task)))
+
+    def confirmed(self, ours: str, theirs: str) -> bool:
+        """Whether runs of the first of two variants are better, as far as the interval tells, and not by chance."""
+        if not self.improvements[ours, theirs].low > 0.5:
+            return False
+        chance = self.chance(ours, theirs)
+        return chance is None or chance <= MOST_CHANCE
+
     @functools.cached_property
     def aggregates(self) -> dict[str, dict[str, Estimate]]:
         """Statistics of final scores over runs and tasks by variant and name, as `rliable` has them."""
@@ -429,4 +460,5 @@ def reach(core: Any) -> int | None:
         return None if None in reaches else sum(reaches)
     if hasattr(core, "receptive_field"):
         return core.receptive_field - 1
-    return 0 if isinstance(core, MemorylessConfig) else None
+    # The recurrent cores whose configurations inherit from this one have a memory.
+    return 0 if type(core) is MemorylessConfig else None

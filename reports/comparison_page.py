@@ -4,6 +4,7 @@ installed, figures for papers. Nothing is computed here but for the shape of tab
 import csv
 import importlib.util
 import io
+import itertools
 import math
 import re
 import shlex
@@ -15,11 +16,12 @@ from typing import Any
 import numpy as np
 from rich.console import Console
 
-from reports.comparison import CORRECT, Comparison, Estimate, estimate
+from actors.intervals import Sample
+from reports.comparison import CORRECT, Comparison, Estimate, FinishedRun, Variant, estimate
 from reports.pages import points, rounded, write_page
 from reports.report import levels, lines_of, pages_about, pages_of, rules
-from reports.statistics import interquartile_mean
-from reports.tables import print_table
+from reports.statistics import interquartile_mean, runs_to_confirm
+from reports.tables import print_table, significant, with_interval
 from storage.files import replacing
 from storage.run import Run
 from training.config import by_full_name, to_plain
@@ -30,6 +32,10 @@ FOLDER = "report"
 INTERVAL, RANGE = "its 95 % bootstrap interval", "the range of the runs, which are too few for an interval"
 FEW = 4
 """Most runs of one task whose range, as the interval of an interquartile mean, holds the truth in less than 90 %."""
+FEWEST = 5
+"""Runs of each variant below which a difference is weak evidence."""
+MOST_RUNS = 1000
+"""Numbers of runs above this are not proposed."""
 CLOSE = 5
 """Points by which a share of correct choices may miss what reach predicts and still agree with it."""
 
@@ -55,7 +61,8 @@ def write_reports(folder: Path, comparisons: Sequence[Comparison], missing: Mapp
         name = f"{number}-{re.sub(r'[^A-Za-z0-9.]+', '-', data).strip('-')}"
         found = page_data(folder, comparison, missing, command)
         own = _write_report(folder / f"report-{name}.html", beside / name, found, comparison)
-        links.append({"name": data, "link": urllib.parse.quote(own.name), "verdict": found["verdict"]})
+        link = {"name": data, "link": urllib.parse.quote(own.name)}
+        links.append(link | {"answer": found["answer"], "evidence": found["evidence"]})
     title = ", ".join(each["name"] for each in links)
     return write_page(page, "comparisons", {"title": title, "why": comparisons[0].cautions[0], "pages": links})
 
@@ -154,7 +161,8 @@ def page_data(folder: Path, comparison: Comparison, missing: Mapping[str, str], 
         "title": ", ".join(comparison.data),
         "about": f"{len(comparison.runs)} runs: {len(comparison.names)} variants, seeds {', '.join(map(str, seeds))}, "
         f"{' or '.join(map(quantity, totals))} {kind.unit} each",
-        "verdict": verdict(comparison),
+        "answer": answer(comparison),
+        "evidence": evidence(comparison),
         "reach": reach_table(comparison),
         "second": next_best(comparison),
         "best": comparison.best.name,
@@ -177,16 +185,25 @@ def page_data(folder: Path, comparison: Comparison, missing: Mapping[str, str], 
         "aggregates": _aggregates(comparison),
         "extremes": extremes(comparison, folder),
         "panels": panels,
-        "scores": [
-            {"name": variant.name, "index": index, "points": [run.summary[scale.final] for run in variant.runs]}
-            | dict(zip(variant.score._fields, rounded(np.array(variant.score), 6)))
-            for index, variant in enumerate(comparison.variants)
-        ],
+        "scores": _final_scores(comparison),
         "variants": variant_table(comparison),
         "improvements": _improvements(comparison),
         "runs": _runs(comparison, folder),
         "command": command,
     }
+
+
+def _final_scores(comparison: Comparison) -> list[dict[str, Any]]:
+    """The score of each variant for the chart, in numbers and as text, and those of its runs."""
+    rows = []
+    for index, variant in enumerate(comparison.variants):
+        value, low, high = rounded(np.array(variant.score), 6)
+        text, ends = score_texts(comparison, variant)
+        row = {"name": variant.name, "index": index, "value": value, "low": low, "high": high}
+        row |= {"text": text, "small": ends}
+        row["points"] = [run.summary[comparison.scale.final] for run in variant.runs]
+        rows.append(row)
+    return rows
 
 
 def filters(comparison: Comparison) -> dict[str, list[str]]:
@@ -213,7 +230,7 @@ def extremes(comparison: Comparison, folder: Path) -> list[dict[str, Any]]:
     return [
         {
             "rank": rank,
-            "text": f"{run.variant}, seed {run.config.seed}, {significant(run.summary[final])}",
+            "text": f"{run.variant}, seed {run.config.seed}, {_score_of(comparison, run)}",
             "pages": pages_of(Run(run.path), folder / "report.html"),
             "command": f"compressive visualize {shlex.quote(str(run.path))}",
         }
@@ -237,23 +254,98 @@ def cell_text(cell: Any) -> str:
     return f"{cell['text']}  {cell.get('small', '')}".rstrip()
 
 
-def verdict(comparison: Comparison) -> str:
-    """The best variant, and those others that are worse, as far as the intervals tell."""
-    best, where = comparison.best, " in an environment" if len(comparison.data) > 1 else ""
-    better = worse_than_best(comparison)
-    level = [name for name in comparison.names if name not in (best.name, *better)]
-    lead = f"{best.name} has the {'lowest' if comparison.scale.lower else 'highest'} interquartile mean"
-    ends = interval(best.score)
+def answer(comparison: Comparison) -> str:
+    """Which variant is better, in one sentence; only differences that are confirmed."""
+    names, best = comparison.names, comparison.best.name
+    if len(names) == 1:
+        return f"There is only one variant, {best}: nothing is compared."
+
+    better = {}
+    for ours in names:
+        worse = [theirs for theirs in names if theirs != ours and comparison.confirmed(ours, theirs)]
+        if worse:
+            better[ours] = worse
+    if not better:
+        return "No difference is confirmed."
+
+    if best not in better:
+        found = [f"{ours} is better than {_list(worse)}" for ours, worse in better.items()]
+        return f"Which variant is best is not confirmed; it is confirmed that {_list(found)}."
+
+    sentence = f"{best} is better than {_list(better[best])}"
+    level = _not_confirmed(comparison)
+    if level:
+        sentence += f"; whether it differs from {_list(level)} is not confirmed"
+    return f"{sentence}."
+
+
+def evidence(comparison: Comparison) -> str:
+    """The best score, and how much it proves or what would be needed to confirm a difference."""
+    best = comparison.best
+    value, ends = score_texts(comparison, best)
+    score = value
     if ends and spread(comparison) == RANGE:
-        ends = "(its runs: {} to {})".format(*map(significant, best.score[1:]))
-    lead = f"{lead}, {significant(best.score.value)} {ends}".rstrip()
-    parts = [lead if better or not level else f"No difference is confirmed: {lead}"]
-    parts += [f"its runs are better than those of {_list(better)}"] if better else []
-    parts += [f"whether it differs from {_list(level)} is open"] if better and level else []
-    weak = f" With as few as {comparison.fewest} runs of a variant{where}, that is weak evidence."
-    weak *= comparison.fewest < 5 and len(comparison.names) > 1
-    alone = f" A single run of a variant{where} has no interval."
-    return "; ".join(parts) + "." + (alone if comparison.fewest == 1 else weak)
+        low, high = with_interval(*best.score)[1:]
+        score = f"{value} (its runs: {low} to {high})"
+    elif ends:
+        score = f"{value} {ends}"
+    if len(comparison.names) == 1:
+        return _sentences(f"Its interquartile mean is {score}.", _caution(comparison))
+
+    extreme = "lowest" if comparison.scale.lower else "highest"
+    lead = f"{best.name} has the {extreme} interquartile mean, {score}."
+    return _sentences(lead, _caution(comparison), needed(comparison))
+
+
+def needed(comparison: Comparison) -> str:
+    """What would confirm that the best variant is better than the next one that it is not confirmed to be better than;
+    empty if there is none, or that is not known."""
+    level = _not_confirmed(comparison)
+    if not level or comparison.fewest < 2 or len(comparison.data) > 1:
+        return ""
+    best = comparison.best.name
+    sign = -1 if comparison.scale.lower else 1
+    rivals = [variant for variant in comparison.variants if variant.name in level]
+    rival = max(rivals, key=lambda variant: sign * variant.score.value).name
+
+    chance = comparison.chance(best, rival)
+    improvement = comparison.improvements[best, rival].value
+    if chance is not None and improvement == 1:
+        return (
+            f"All runs of {best} are better than all of {rival}, but between variants that are alike, so few runs "
+            f"differ like that with a probability of {chance:.2g}: train at least {FEWEST} seeds of each."
+        )
+    runs = runs_to_confirm(improvement)
+    if improvement <= 0.5 or runs > MOST_RUNS:
+        return f"The runs of {best} and {rival} differ too little to say how many more would confirm a difference."
+    count = max(math.ceil(runs), comparison.fewest + 1, FEWEST)
+    return (
+        f"If a run of {best} is better than one of {rival} in {100 * improvement:.0f} % of cases, as here, about "
+        f"{count} runs of each are needed to confirm it."
+    )
+
+
+def _caution(comparison: Comparison) -> str:
+    """What so few runs cannot tell; empty if there are enough."""
+    where = " in an environment" if len(comparison.data) > 1 else ""
+    if comparison.fewest == 1:
+        alone = f"A single run of a variant{where} has no interval"
+        if len(comparison.names) == 1:
+            return f"{alone}."
+        return f"{alone}: train at least {FEWEST} seeds of each to confirm a difference."
+    if comparison.fewest < FEWEST and worse_than_best(comparison):
+        return f"With as few as {comparison.fewest} runs of a variant{where}, that is weak evidence."
+    return ""
+
+
+def _sentences(*sentences: str) -> str:
+    return " ".join(sentence for sentence in sentences if sentence)
+
+
+def _not_confirmed(comparison: Comparison) -> list[str]:
+    """The variants that the best one is not confirmed to be better than."""
+    better = worse_than_best(comparison)
+    return [name for name in comparison.names if name not in (comparison.best.name, *better)]
 
 
 def spread(comparison: Comparison) -> str:
@@ -271,61 +363,96 @@ def next_best(comparison: Comparison) -> dict[str, Any]:
     if not others or comparison.fewest < 2:
         return {}
     other = max(others, key=lambda each: sign * each.score.value)
-    p, runs = comparison.improvements[best.name, other.name], [len(best.runs), len(other.runs)]
-    alike = f"{2 / math.comb(sum(runs), runs[0]):.2g}" if p.value == 1 and len(comparison.data) == 1 else ""
-    # "chance": of variants that are alike, by orders of runs. An interval without width would look like certainty.
-    text = f"{100 * p.value:.0f} %" if alike else f"{100 * p.value:.0f} % {interval(p, 100)}"
-    scores = comparison.scores(best.name), comparison.scores(other.name)
-    apart = estimate(lambda ours, theirs: sign * (interquartile_mean(ours) - interquartile_mean(theirs)), *scores)
-    found = {"name": other.name, "p": text, "confirmed": p.low > 0.5, "runs": runs, "chance": alike}
-    return found | {"apart": f"{significant(apart.value)} {interval(apart)}"}
+    improvement = comparison.improvements[best.name, other.name]
+    chance = comparison.chance(best.name, other.name)
+
+    # An interval without width would look like certainty.
+    text = f"{100 * improvement.value:.0f} %"
+    if chance is None:
+        text += f" {percent_interval(improvement)}"
+
+    def difference(ours: Sample, theirs: Sample) -> Any:
+        return sign * (interquartile_mean(ours) - interquartile_mean(theirs))
+
+    apart = estimate(difference, comparison.scores(best.name), comparison.scores(other.name))
+    return {
+        "name": other.name,
+        "p": text,
+        "confirmed": comparison.confirmed(best.name, other.name),
+        "runs": [len(best.runs), len(other.runs)],
+        "chance": "" if chance is None else f"{chance:.2g}",
+        "apart": " ".join(texts(apart)).rstrip(),
+    }
 
 
 def worse_than_best(comparison: Comparison) -> list[str]:
-    """The variants whose runs are worse than those of the best one, as far as the intervals tell."""
+    """The variants that the best one is confirmed to be better than."""
     best = comparison.best.name
-    return [name for name in comparison.names if name != best and comparison.improvements[best, name].low > 0.5]
+    return [name for name in comparison.names if name != best and comparison.confirmed(best, name)]
 
 
-def significant(value: float | None) -> str:
-    """A score with the digits that matter: 86.00, 5.033."""
-    if value is None:
+def texts(number: Estimate) -> tuple[str, str]:
+    """A number and the ends of its interval in brackets, which are empty if there is none."""
+    value, low, high = with_interval(*number)
+    return value, f"[{low}, {high}]" if low else ""
+
+
+def score_texts(comparison: Comparison, variant: Variant) -> tuple[str, str]:
+    """The score of a variant and its interval over runs.
+
+    A single run has none. The interval over the episodes of its evaluation then says which digits are known.
+    """
+    value, ends = texts(variant.score)
+    if len(variant.runs) == 1:
+        value, _, _ = with_interval(variant.score.value, *variant.runs[0].interval(comparison.scale))
+    return value, ends
+
+
+def _score_of(comparison: Comparison, run: FinishedRun) -> str:
+    """The final score of a run, with the digits that its episodes allow."""
+    value, _, _ = with_interval(run.summary[comparison.scale.final], *run.interval(comparison.scale))
+    return value
+
+
+def percent_interval(share: Estimate) -> str:
+    """The interval of a share, in percent; empty if there is none."""
+    if math.isnan(share.low):
         return ""
-    if isinstance(value, int):
-        return f"{value:,}"
-    if abs(value) >= 1e6:
-        return f"{value:.4g}"
-    digits = 2 if abs(value) >= 10 else 3
-    return f"{value:.{digits}f}"
-
-
-def interval(estimate: Estimate, factor: float = 1.0) -> str:
-    """The ends in brackets; empty if there is no interval."""
-    ends = [significant(factor * end) if factor == 1 else f"{factor * end:.0f}" for end in estimate[1:]]
-    return "" if math.isnan(estimate.low) else f"[{ends[0]}, {ends[1]}]"
+    return f"[{100 * share.low:.0f}, {100 * share.high:.0f}]"
 
 
 def reach_table(comparison: Comparison) -> dict[str, Any]:
     """The reach of memories, and what would be correct after "delays" if they knew everything within it.
 
-    Without "rows" if not two of them are bounded, and without "delays" if the task has none or is not one level.
+    Without "rows" if no difference between memories of bounded reach is confirmed, and without "delays" if the task has
+    none or is not one level.
     """
+    bounded = [variant for variant in comparison.variants if variant.reach]
+    pairs = itertools.permutations([variant.name for variant in bounded], 2)
+    if not any(comparison.confirmed(ours, theirs) for ours, theirs in pairs):
+        return {"head": [], "rows": [], "delays": [], "says": ""}
+
     tasks = levels(comparison.data if comparison.kind.unit == "frames" else ())
-    delays, rows, misses = list[int](), list[list[Any]](), dict[str, float]()
+    delays = list[int]()
     if len(tasks) == 1 and tasks[0].delay_frames:
         frames, repeat = tasks[0].delay_frames, tasks[0].action_repeat
         delays = sorted((frames >> times) // repeat for times in range(tasks[0].delay_halvings + 1))
-    for variant in comparison.variants:
-        if steps := variant.reach:
-            rows.append([_key(comparison, variant.name), f"{steps} steps"])
-            if delays:
-                within = sum(delay < steps for delay in delays)
-                rows[-1] += [f"{within} of {len(delays)}", f"{50 + 50 * within / len(delays):.1f} %"]
-                rows[-1] += ["-" if variant.correct is None else f"{variant.correct:.1f} %"]
-                if variant.correct is not None:
-                    misses[variant.name] = 50 + 50 * within / len(delays) - variant.correct
-    head = ["variant", "reach", *["delays within", "predicted", "measured"] * bool(delays)]
-    return {"head": head, "rows": rows if len(rows) > 1 else [], "delays": delays, "says": agreement(misses)}
+
+    rows, misses = list[list[Any]](), dict[str, float]()
+    for variant in bounded:
+        row: list[Any] = [_key(comparison, variant.name), f"{variant.reach} steps"]
+        if delays:
+            within = sum(delay < (variant.reach or 0) for delay in delays)
+            predicted = 50 + 50 * within / len(delays)
+            measured = "-" if variant.correct is None else f"{variant.correct:.1f} %"
+            row += [f"{within} of {len(delays)}", f"{predicted:.1f} %", measured]
+            if variant.correct is not None:
+                misses[variant.name] = predicted - variant.correct
+        rows.append(row)
+    head = ["variant", "reach"]
+    if delays:
+        head += ["delays within", "predicted", "measured"]
+    return {"head": head, "rows": rows, "delays": delays, "says": agreement(misses)}
 
 
 def agreement(misses: Mapping[str, float]) -> str:
@@ -355,41 +482,67 @@ def variant_table(comparison: Comparison) -> dict[str, Any]:
     head += [f"{kind.speed}/s", "mean", "state", "reach"]
     best = comparison.best if worse_than_best(comparison) else None
     for variant in comparison.variants:
-        reached = sorted(math.inf if x is None else x for x in variant.reached)
-        count, middle = sum(map(math.isfinite, reached)), float(np.median(reached))
-        score = {"text": significant(variant.score.value), "small": interval(variant.score)}
-        row = [_key(comparison, variant.name), len(variant.runs), {**score, "best": variant is best}]
-        row += ["-" if variant.correct is None else f"{variant.correct:.1f} %"] * chose
-        text = quantity(middle) if math.isfinite(middle) else "-"
-        row += [{"text": text, "small": f"reached by {count} of {len(variant.runs)}"}] * limit
-        reach = "unbounded" if variant.reach is None else f"{variant.reach} steps"
-        row += [quantity(variant.speed), significant(variant.mean), f"{variant.state_bytes / 1024:.1f} KiB", reach]
+        value, ends = score_texts(comparison, variant)
+        row = [_key(comparison, variant.name), len(variant.runs)]
+        row.append({"text": value, "small": ends, "best": variant is best})
+        if chose:
+            row.append("-" if variant.correct is None else f"{variant.correct:.1f} %")
+        if limit:
+            row.append(_threshold_cell(variant))
+        row += [quantity(variant.speed), _mean_text(comparison, variant), f"{variant.state_bytes / 1024:.1f} KiB"]
+        row.append("unbounded" if variant.reach is None else f"{variant.reach} steps")
         rows.append(row)
-    for name, value in comparison.references.items():
-        rows.append([name, "", significant(value), *[""] * (len(head) - 3)])
+    for name, reference in comparison.references.items():
+        rows.append([name, "", significant(reference), *[""] * (len(head) - 3)])
     return {"head": head, "rows": rows}
 
 
+def _threshold_cell(variant: Variant) -> dict[str, Any]:
+    """When the median run reached the threshold; a run that never did counts as later than all others."""
+    reached = [math.inf if x is None else x for x in variant.reached]
+    middle = float(np.median(reached))
+    text = quantity(middle) if math.isfinite(middle) else "-"
+    count = sum(map(math.isfinite, reached))
+    return {"text": text, "small": f"reached by {count} of {len(variant.runs)}"}
+
+
+def _mean_text(comparison: Comparison, variant: Variant) -> str:
+    """The mean of a variant with the digits of its mean's interval."""
+    if len(variant.runs) == 1:
+        return score_texts(comparison, variant)[0]
+    return texts(comparison.aggregates[variant.name]["mean"])[0]
+
+
 def _aggregates(comparison: Comparison) -> dict[str, Any]:
-    rows = [
-        [_key(comparison, name), *({"text": significant(one.value), "small": interval(one)} for one in found.values())]
-        for name, found in comparison.aggregates.items()
-    ]
+    rows = []
+    for name, found in comparison.aggregates.items():
+        row = [_key(comparison, name)]
+        for number in found.values():
+            value, ends = texts(number)
+            row.append({"text": value, "small": ends})
+        rows.append(row)
     return {"head": ["variant", *next(iter(comparison.aggregates.values()))], "rows": rows}
 
 
 def _improvements(comparison: Comparison) -> dict[str, Any]:
+    """The probability that each variant is better than each other one. Confirmed differences alone have a colour."""
     rows = []
     for ours in comparison.names:
         row: list[Any] = [_key(comparison, ours)]
         for theirs in comparison.names:
-            if ours == theirs or math.isnan(comparison.improvements[ours, theirs].value):
-                row.append("" if ours == theirs else "unknown")
+            if ours == theirs:
+                row.append("")
                 continue
             p = comparison.improvements[ours, theirs]
-            colour, share = "good" if p.value > 0.5 else "bad", 90 * abs(p.value - 0.5)
-            shade = f"color-mix(in srgb, var(--{colour}) {share:.0f}%, transparent)"
-            row.append({"text": f"{100 * p.value:.0f} %", "small": interval(p, 100), "shade": shade})
+            if math.isnan(p.value):
+                row.append("unknown")
+                continue
+            cell = {"text": f"{100 * p.value:.0f} %", "small": percent_interval(p)}
+            if comparison.confirmed(ours, theirs):
+                cell["shade"] = "color-mix(in srgb, var(--good) 30%, transparent)"
+            elif comparison.confirmed(theirs, ours):
+                cell["shade"] = "color-mix(in srgb, var(--bad) 30%, transparent)"
+            row.append(cell)
         rows.append(row)
     return {"head": ["improvement", *(f"over {name}" for name in comparison.names)], "rows": rows}
 
@@ -398,7 +551,7 @@ def _runs(comparison: Comparison, folder: Path) -> dict[str, Any]:
     kind, scale, rows = comparison.kind, comparison.scale, []
     names = [name for name in kind.details if name != scale.name and not name.endswith(("_low", "_high"))]
     for run in (run for variant in comparison.variants for run in variant.runs):
-        cells = [_key(comparison, run.variant), run.data, run.config.seed, significant(run.summary[scale.final])]
+        cells = [_key(comparison, run.variant), run.data, run.config.seed, _score_of(comparison, run)]
         cells += [significant(run.summary.get(kind.details[name])) for name in names]
         path = run.path.relative_to(folder) if run.path.is_relative_to(folder) else run.path
         links = pages_of(Run(run.path), folder / "report.html")

@@ -17,9 +17,10 @@ import torch
 
 from envs import reference_scores
 from reports.comparison import KIND, Estimate, FinishedRun, estimate, memory_bytes
-from reports.comparison_page import FOLDER, cell_text, interval, significant, to_csv
+from reports.comparison_page import FOLDER, cell_text, to_csv
 from reports.pages import write_page
 from reports.statistics import interquartile_mean, mean
+from reports.tables import significant
 from storage.files import replacing
 from training.config import RunConfig
 from training.console import quantity
@@ -188,17 +189,24 @@ def as_table(board: Scoreboard) -> dict[str, Any]:
         last: list[Any] = ["interquartile mean, % of the best known", *[""] * len(named)]
         for variant in board.variants:
             mean_score = board.overall.get(variant)
-            shown = {"text": f"{mean_score.value:.1f}", "small": interval(mean_score)} if mean_score else "-"
+            shown = {"text": f"{mean_score.value:.1f}", "small": _interval(mean_score)} if mean_score else "-"
             last.append(shown)
         rows.append(last)
     return {"head": ["task", *map(REFERENCES.get, named), *board.variants], "rows": rows}
 
 
 def _shown(cell: Cell) -> dict[str, Any]:
-    small = interval(cell.score)
+    small = _interval(cell.score)
     if cell.finished < cell.runs:
         small = f"{small} {100 * cell.share:.0f} % trained".strip()
     return {"text": significant(cell.score.value), "small": small, "best": cell.best}
+
+
+def _interval(score: Estimate) -> str:
+    """The ends in brackets, with as many digits in all cells; empty if there is no interval."""
+    if math.isnan(score.low):
+        return ""
+    return f"[{significant(score.low)}, {significant(score.high)}]"
 
 
 def costs_table(board: Scoreboard) -> dict[str, Any]:

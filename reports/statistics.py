@@ -5,6 +5,7 @@ library `rliable` computes them; intervals are those of `actors.intervals`, with
 one array [..., runs] a task; a statistic of them is [...].
 """
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -55,6 +56,25 @@ def probability_of_improvement(scores: Sample, others: Sample) -> Any:
         difference = np.asarray(ours)[..., :, None] - np.asarray(theirs)[..., None, :]
         wins.append(np.mean((difference > 0) + 0.5 * (difference == 0), axis=(-2, -1)))
     return np.mean(wins, axis=0)
+
+
+def chance_of_order(runs: int, others: int) -> float:
+    """How likely all runs of one of two algorithms are better than all of the other if the two are alike, either way
+    round: two of all orders of the runs."""
+    return 2 / math.comb(runs + others, runs)
+
+
+def runs_to_confirm(improvement: float) -> float:
+    """About how many runs each of two algorithms needs on a task to confirm a probability of improvement.
+
+    With so many, a two-sided rank test at 5 % finds a difference of this size in 80 % of cases (Noether 1987, "Sample
+    Size Determination for Some Common Nonparametric Tests"). Infinity at 0.5, which is no difference.
+    """
+    if improvement == 0.5:
+        return math.inf
+    quantiles = 1.960 + 0.842  # of the normal distribution, at 97.5 % and 80 %
+    both = quantiles**2 / (3 * (improvement - 0.5) ** 2)
+    return both / 2
 
 
 def performance_profile(scores: Sample, places: NDArray[np.float64]) -> tuple[NDArray[np.float64], ...]:

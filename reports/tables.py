@@ -17,6 +17,9 @@ from training.config import RunConfig, permissions
 from training.console import duration, program, quantity, say, say_all
 from training.evaluation import SCALES
 
+MOST_DECIMALS = 6
+"""Of a score, however narrow its interval is."""
+
 
 def evaluation_rows(summary: Mapping[str, Any]) -> dict[str, str]:
     """The summary as rows of a table."""
@@ -75,6 +78,36 @@ def print_table(
     console.print(built)
     if narrow:
         say_all(console, {str(number): "  ".join(row[:texts]) for number, row in enumerate(rows, 1)})
+
+
+def significant(value: float | None) -> str:
+    """A number of which no interval is known: 86.00, 5.033; empty if there is none."""
+    if value is None:
+        return ""
+    if isinstance(value, int):
+        return f"{value:,}"
+    if abs(value) >= 1e6:
+        return f"{value:.4g}"
+    digits = 2 if abs(value) >= 10 else 3
+    return f"{value:.{digits}f}"
+
+
+def with_interval(value: float, low: float, high: float) -> list[str]:
+    """A score and the two ends of its interval, each with the digits that the interval's width allows.
+
+    The last digit is at most a fifth of the width: 66.2 with 12.1 to 98.3 is 66, 12 and 98. An interval without width
+    says nothing about digits; neither do NaN as ends, which stand for no interval and become empty texts.
+    """
+    if math.isnan(low) or math.isnan(high):
+        return [significant(float(value)), "", ""]
+    width = high - low
+    numbers = (value, low, high)
+    if width <= 0 or max(map(abs, numbers)) >= 1e6:
+        return [significant(float(number)) for number in numbers]
+    decimals = math.ceil(-math.log10(width / 5))
+    decimals = min(max(decimals, 0), MOST_DECIMALS)
+    texts = [f"{number:.{decimals}f}" for number in numbers]
+    return [f"{float(text) + 0:.{decimals}f}" for text in texts]  # no -0
 
 
 def _correct(summary: Mapping[str, Any]) -> str:

@@ -16,6 +16,19 @@ function readable(value) {
   return value === 0 ? "0" : value.toExponential(1).replace(".0e", "e").replace("e-", "e−");
 }
 
+// A value and the ends of its interval with the digits that the interval's width allows, as `with_interval` of
+// `reports/tables.py` has them.
+function withInterval(value, low, high) {
+  const numbers = [value, low, high];
+  const width = high - low;
+  if (!(width > 0) || Math.max(...numbers.map(Math.abs)) >= 1e4) return numbers.map(readable);
+  const decimals = Math.min(6, Math.max(0, Math.ceil(-Math.log10(width / 5))));
+  return numbers.map((number) => {
+    const text = number.toFixed(decimals);
+    return Number(text) === 0 ? text.replace("-", "") : text;
+  });
+}
+
 function element(name, attributes = {}, text = null) {
   const node = document.createElement(name);
   for (const [key, value] of Object.entries(attributes)) node.setAttribute(key, value);
@@ -118,6 +131,18 @@ function stayLive(render) {
   }, 1000 * DATA.live);
 }
 
+// Opens all groups while the page is printed.
+function openForPrint() {
+  let closed = [];
+  window.addEventListener("beforeprint", () => {
+    closed = [...document.querySelectorAll("details:not([open])")];
+    for (const details of closed) details.open = true;
+  });
+  window.addEventListener("afterprint", () => {
+    for (const details of closed) details.open = false;
+  });
+}
+
 // The array that `packed` of the Python side deflated; kind is Uint8Array, Int32Array or alike.
 async function unpacked(text, kind) {
   const bytes = Uint8Array.from(atob(text), (letter) => letter.charCodeAt(0));
@@ -205,12 +230,14 @@ class LineChart {
     const { series, options } = this;
     const width = this.host.clientWidth;
     if (!width) return;
+    const known = series.flatMap((line) => line.x.filter((_, index) => line.y[index] !== null));
+    if (!known.length) return this.sayEmpty(width);
     const height = options.height || 180;
     const inset = options.inset;
     const box = inset === undefined
       ? { left: 52, right: width - 8, top: 10, bottom: height - 26 }
       : { left: inset, right: width - inset, top: 6, bottom: height - 6 };
-    const all = series.flatMap((line) => [line.x[0], line.x[line.x.length - 1]]).concat(series.length ? [] : [0, 1]);
+    const all = series.flatMap((line) => [line.x[0], line.x[line.x.length - 1]]);
     const [from, to] = options.domain || [Math.min(...all), Math.max(...all)];
     const lines = options.lines || [];
     const [low, high] = extent([...series, { y: lines.map((line) => line.value) }], options.include);
@@ -250,14 +277,14 @@ class LineChart {
       const left = covered(box.left) < covered(box.right - wide); // at the end that fewer curves cross
       this.svg.append(shape("text", { x: left ? box.left + 4 : box.right, y, "text-anchor": left ? "start" : "end", class: "within" }, text));
     }
-    const known = series.flatMap((line) => line.x.filter((_, index) => line.y[index] !== null)), first = Math.min(...known);
+    const first = Math.min(...known);
     const empty = `no values before ${readable(first)}`, begin = this.x(first) - box.left;
-    if (inset === undefined && known.length && begin > 7 * empty.length + 8) {
+    if (inset === undefined && begin > 7 * empty.length + 8) {
       this.svg.append(shape("text", { x: box.left + begin / 2, y: (box.top + box.bottom) / 2, "text-anchor": "middle", class: "within" }, empty));
     }
-    const values = Math.max(0, ...series.map((line) => line.y.filter((value) => value !== null).length));
+    const values = Math.max(...series.map((line) => line.y.filter((value) => value !== null).length));
     if (values < 2) {
-      const text = values ? "a single value: no curve yet" : "no values yet";
+      const text = "a single value: no curve yet";
       this.svg.append(shape("text", { x: (box.left + box.right) / 2, y: (box.top + box.bottom) / 2, "text-anchor": "middle", class: "within" }, text));
     }
     if (inset === undefined) {
@@ -280,6 +307,14 @@ class LineChart {
     this.hair = shape("line", { y1: box.top, y2: box.bottom, stroke: "var(--ink)", "stroke-width": 1.5 });
     this.svg.append(this.hair);
     this.cursor(this.at, true);
+  }
+
+  // Without values there is nothing to measure on an axis.
+  sayEmpty(width) {
+    const height = 48;
+    this.svg.setAttribute("viewBox", `0 0 ${width} ${height}`);
+    this.svg.style.height = `${height}px`;
+    this.svg.replaceChildren(shape("text", { x: width / 2, y: height / 2, "text-anchor": "middle" }, "no values yet"));
   }
 
   line({ x, y, colour, stems, low, high, thin, dash, exact }) {
@@ -349,8 +384,13 @@ class LineChart {
       const beyond = this.at !== null && Math.abs(this.x(this.at) - this.x(Math.max(line.x[0], Math.min(line.x[line.x.length - 1], this.at)))) > 8;
       node.append(swatch, `${line.name} `);
       if (this.options.unread && this.at === null) return node;
-      node.append(element("b", {}, beyond ? "–" : readable(line.y[index])));
-      if (!beyond && line.low && (line.low[index] ?? null) !== null) node.append(` [${readable(line.low[index])}, ${readable(line.high[index])}]`);
+      const [value, low, high] = [line.y, line.low, line.high].map((values) => values?.[index] ?? null);
+      if (beyond) node.append(element("b", {}, "–"));
+      else if (value === null || low === null || high === null) node.append(element("b", {}, readable(value)));
+      else {
+        const [text, from, to] = withInterval(value, low, high);
+        node.append(element("b", {}, text), ` [${from}, ${to}]`);
+      }
       return node;
     });
     if (this.at !== null && xLabel) nodes.push(element("span", {}, `at ${readable(this.at)} ${xLabel}`));
@@ -410,39 +450,68 @@ function barChart(host, bars, { height = 200, label = "", text = readable } = {}
   draw();
 }
 
-// Rows of values on one scale. rows: [{name, colour, value, low, high, points}]: a diamond, a bar, circles; low and high
-// may be null. options: lines ([{name, value}], drawn across), label.
+// Rows of values on one scale. rows: [{name, colour, value, low, high, points, text, small}]: a diamond, a bar, circles,
+// and at the right end the value and its interval as text; low and high may be null. options: lines ([{name, value}],
+// drawn across), label.
 function dotChart(host, rows, { lines = [], label = "" } = {}) {
-  const svg = shape("svg", { role: "img", "aria-label": label });
+  const said = rows.map((row) => `${row.name} ${row.text} ${row.small}`.trim());
+  const svg = shape("svg", { role: "img", "aria-label": [label, ...said].join("; ") });
   host.append(svg);
+
   function draw() {
     const width = host.clientWidth;
     if (!width) return;
-    const names = Math.max(...rows.map((row) => 7 * row.name.length)), beside = names < width / 3; // else above
-    const each = beside ? 26 : 40, above = lines.length ? 28 : 0, height = above + each * rows.length + 28, from = beside ? names + 16 : 8;
+    const names = Math.max(...rows.map((row) => 7 * row.name.length));
+    const intervals = Math.max(...rows.map((row) => 6.8 * row.small.length));
+    const numbers = intervals + Math.max(...rows.map((row) => 8.5 * row.text.length));
+    const beside = names + numbers < width / 2; // else names and numbers are above the bars
+    const from = beside ? names + 16 : 8;
+    const to = beside ? width - numbers - 24 : width - 8;
+    const each = beside ? 28 : 42;
+    const above = lines.length ? 28 : 0;
+    const height = above + each * rows.length + 28;
     const values = rows.flatMap((row) => [row.value, row.low, row.high, ...row.points]);
     const [low, high] = extent([{ y: [...values, ...lines.map((line) => line.value)] }]);
-    const x = (value) => from + ((value - low) / (high - low)) * (width - 8 - from);
+    const x = (value) => from + ((value - low) / (high - low)) * (to - from);
+
     svg.setAttribute("viewBox", `0 0 ${width} ${height}`);
     svg.style.height = `${height}px`;
     svg.replaceChildren();
-    for (const tick of ticks(low, high, Math.max(2, Math.floor(width / 80)))) {
-      svg.append(shape("line", { x1: x(tick), x2: x(tick), y1: 0, y2: height - 24, stroke: "var(--grid)" }));
-      const anchor = x(tick) > width - 30 ? "end" : x(tick) < 30 && !beside ? "start" : "middle";
-      svg.append(shape("text", { x: x(tick), y: height - 6, "text-anchor": anchor }, readable(tick)));
+    drawAxis();
+    drawLines();
+    rows.forEach((row, index) => drawRow(row, above + each * index));
+
+    function drawAxis() {
+      for (const tick of ticks(low, high, Math.max(2, Math.floor((to - from) / 80)))) {
+        svg.append(shape("line", { x1: x(tick), x2: x(tick), y1: above - 2, y2: height - 24, stroke: "var(--grid)" }));
+        let anchor = "middle";
+        if (x(tick) > width - 30) anchor = "end";
+        else if (x(tick) < 30) anchor = "start";
+        svg.append(shape("text", { x: x(tick), y: height - 6, "text-anchor": anchor }, readable(tick)));
+      }
     }
-    const ends = [-Infinity, -Infinity]; // of the names in two rows above
-    for (const { name, value } of [...lines].sort((a, b) => a.value - b.value)) {
-      const half = 3.9 * name.length, middle = Math.max(half, Math.min(width - half, x(value)));
-      const level = middle - half > ends[0] + 6 ? 0 : 1;
-      ends[level] = middle + half;
-      const line = shape("line", { x1: x(value), x2: x(value), y1: 26 - 13 * level, y2: height - 24, stroke: "var(--faint)", "stroke-dasharray": "2 3" });
-      line.append(shape("title", {}, `${name}: ${readable(value)}`));
-      svg.append(line, shape("text", { x: middle, y: 22 - 13 * level, "text-anchor": "middle", class: "within" }, name));
+
+    function drawLines() {
+      const ends = [-Infinity, -Infinity]; // of the names in two rows above
+      for (const { name, value } of [...lines].sort((a, b) => a.value - b.value)) {
+        const half = 3.9 * name.length;
+        const middle = Math.max(half, Math.min(width - half, x(value)));
+        const level = middle - half > ends[0] + 6 ? 0 : 1;
+        ends[level] = middle + half;
+        const line = shape("line", { x1: x(value), x2: x(value), y1: 26 - 13 * level, y2: height - 24, stroke: "var(--faint)", "stroke-dasharray": "2 3" });
+        line.append(shape("title", {}, `${name}: ${readable(value)}`));
+        svg.append(line, shape("text", { x: middle, y: 22 - 13 * level, "text-anchor": "middle", class: "within" }, name));
+      }
     }
-    rows.forEach((row, index) => {
-      const top = above + each * index, y = top + (beside ? 14 : 28), at = x(row.value);
-      svg.append(shape("text", { x: beside ? 8 : 12, y: beside ? y + 4 : top + 15, class: "within" }, row.name));
+
+    function drawRow(row, top) {
+      const y = top + (beside ? 14 : 30);
+      const at = x(row.value);
+      const line = beside ? y + 4 : top + 15;
+      svg.append(shape("text", { x: 8, y: line, class: "within name" }, row.name));
+      const end = width - 8 - intervals;
+      svg.append(shape("text", { x: end, y: line, "text-anchor": "end", class: "within value" }, row.text));
+      svg.append(shape("text", { x: end + 6, y: line, class: "within" }, row.small));
       if (row.low !== null) {
         svg.append(shape("line", {
           x1: x(row.low), x2: x(row.high), y1: y, y2: y, stroke: row.colour, "stroke-width": 5, opacity: 0.3, "stroke-linecap": "round",
@@ -450,9 +519,9 @@ function dotChart(host, rows, { lines = [], label = "" } = {}) {
       }
       for (const value of row.points) svg.append(shape("circle", { cx: x(value), cy: y, r: 3.5, fill: "none", stroke: row.colour }));
       const mark = shape("path", { d: `M${at} ${y - 5}l5 5l-5 5l-5 -5z`, fill: row.colour });
-      mark.append(shape("title", {}, `${row.name}: ${readable(row.value)}`));
+      mark.append(shape("title", {}, `${row.name}: ${row.text}`));
       svg.append(mark);
-    });
+    }
   }
   new ResizeObserver(draw).observe(host);
   draw();

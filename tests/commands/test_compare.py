@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 
 from commands.parsing import parse_train
-from reports.comparison import KIND, Comparison, read_run
-from reports.comparison_page import agreement, next_best, verdict
+from reports.comparison import KIND, Comparison, reach, read_run
+from reports.comparison_page import agreement, answer, evidence, next_best, score_texts
 from sequences.kinds import CONFIGS, PRESETS
 from storage.errors import UserError
 from storage.run import Run
@@ -168,7 +168,7 @@ def test_the_report_of_finished_runs_has_their_numbers(make_run: MakeRun, tmp_pa
         make_run("d", "lstm", 1, [0.0, 10.0, 20.0], 85.0),
     ]
     printed, text = compare(cli, out, runs)
-    assert "86.00  [81.00, 91.00]" in printed
+    assert "86  [81, 91]" in printed
     assert str(out / "report.html") in printed
 
     finals = table(out / "report" / "runs.csv")
@@ -188,9 +188,9 @@ def test_the_report_of_finished_runs_has_their_numbers(make_run: MakeRun, tmp_pa
     assert float(ours["low"]) == 1 - float(theirs["high"]), "one is the other's reverse"
 
     page = embedded(out / "report.html")
-    assert all(words in text for words in ("Oracle-normalised", "86.00", "75 %", RECALL, "--from"))
+    assert all(words in text for words in ("Oracle-normalised", "86 (its runs: 81 to 91)", "75 %", RECALL, "--from"))
     assert (page["second"]["name"], page["second"]["confirmed"], page["second"]["runs"]) == ("lstm", False, [2, 2])
-    apart = "The interquartile means of compressive and of the next best, lstm, differ by 27.75 [-4.000, 59.50]"
+    apart = "The interquartile means of compressive and of the next best, lstm, differ by 28 [-4, 60]"
     assert apart in text
     assert "(seed) of each, 2 runs of a variant, the first is better in 75 % " in text
     assert "it is not confirmed which of the two is better" in text
@@ -200,7 +200,8 @@ def test_the_report_of_finished_runs_has_their_numbers(make_run: MakeRun, tmp_pa
     assert lines == [(name, thin) for name in ("compressive", "lstm") for thin in (True, True, False)]
     thick = panel["series"][2]
     assert [thick[name][-1] for name in ("x", "y", "low", "high")] == [300, 87.5, 85, 90]
-    assert scores[0] == {"name": "compressive", "index": 0, "points": [91, 81], "value": 86, "low": 81, "high": 91}
+    numbers = {"points": [91, 81], "value": 86, "low": 81, "high": 91}
+    assert scores[0] == {"name": "compressive", "index": 0, "text": "86", "small": "[81, 91]"} | numbers
     lines = [("threshold", 75.0), ("random", 0.0), ("oracle", 100.0)]
     assert [(line["name"], line["value"]) for line in page["lines"]] == lines
     if importlib.util.find_spec("matplotlib"):
@@ -252,8 +253,8 @@ def test_environments_without_a_common_scale_are_compared_alone(
     pages = [page["link"] for page in embedded(out / "report.html")["pages"]]
     first, second = (embedded(out / page) for page in pages)
     assert [(page["title"], len(page["scores"])) for page in (first, second)] == [(here, 2), (there, len(runs) - 2)]
-    assert first["verdict"] in html.unescape(text)
-    assert "gru has the highest interquartile mean, 60.00" in first["verdict"]
+    assert f"<b>{first['answer']}</b> {first['evidence']}" in html.unescape(text)
+    assert "gru has the highest interquartile mean, 60.00" in first["evidence"]
     assert second["scores"][0]["value"] == -20
     for number, (page, env) in enumerate(zip((first, second), (here, there)), 1):
         folder = out / page["tables"]
@@ -268,7 +269,7 @@ def test_two_runs_of_each_in_every_environment_have_intervals(make_run: MakeRun,
     runs = [make_run(f"{env}{final}", core, seed, [50.0], final, env=env) for core, env, seed, final in grid]
     _, text = compare(cli, tmp_path / "out", runs)
     assert "With as few as 2 runs of a variant in an environment, that is weak evidence" in text
-    assert "that gru is better is confirmed, as far as so few runs can" in text
+    assert "That gru is better is confirmed, as far as so few runs can" in text
     _, text = compare(cli, tmp_path / "out", runs[:-1])
     assert "more runs in one environment than in another" in text
 
@@ -279,7 +280,7 @@ def verdict_of(make_run: MakeRun, scores: dict[str, list[float]]) -> tuple[str, 
         make_run(f"{core}{seed}", core, seed, [1.0], of[seed]) for core, of in scores.items() for seed in range(len(of))
     ]
     comparison = Comparison([read_run(run) for run in runs])
-    return verdict(comparison), next_best(comparison)
+    return f"{answer(comparison)} {evidence(comparison)}", next_best(comparison)
 
 
 @pytest.mark.parametrize("others", [range(0, 50, 10), range(40, 90, 10)])
@@ -291,24 +292,53 @@ def test_a_variant_is_better_if_all_of_its_interval_is_above_50_percent(others: 
     assert second["p"].startswith(f"{100 * np.mean(pairs):.0f} %")
     assert np.mean(pairs) > 0.75
     assert second["confirmed"] == (others[0] == 0)
-    assert ("its runs are better than those of lstm" in said) == (others[0] == 0)
-    assert said.startswith("No difference is confirmed: gru") == (others[0] > 0)
+    assert said.startswith("gru is better than lstm. gru has the highest") == (others[0] == 0)
+    assert said.startswith("No difference is confirmed. gru has the highest") == (others[0] > 0)
+    needed = f"If a run of gru is better than one of lstm in {100 * np.mean(pairs):.0f} % of cases, as here, about"
+    assert (f"{needed} 13 runs of each are needed to confirm it." in said) == (others[0] > 0)
+
+
+@pytest.mark.parametrize(("runs", "chance"), [(3, "0.1"), (4, "0.029")])
+def test_all_runs_may_be_better_by_chance(runs: int, chance: str, make_run: MakeRun) -> None:
+    """Three against three are ordered so in one of ten cases, four against four in one of 35."""
+    scores = [float(index) for index in range(2 * runs)]
+    said, second = verdict_of(make_run, {"gru": scores[runs:], "lstm": scores[:runs]})
+    assert (second["p"], second["chance"], second["confirmed"]) == ("100 %", chance, runs == 4)
+    assert said.startswith("gru is better than lstm." if runs == 4 else "No difference is confirmed.")
+    assert ("with a probability of 0.1: train at least 5 seeds of each" in said) == (runs == 3)
+
+
+def test_others_than_the_best_may_be_confirmed(make_run: MakeRun) -> None:
+    scores = {"gru": [0.0, 1.0, 98.0, 99.0, 100.0], "lstm": [50.0, 51.0, 52.0, 53.0, 54.0], "memoryless": [5.0] * 5}
+    said, _ = verdict_of(make_run, scores)
+    assert said.startswith("Which variant is best is not confirmed; it is confirmed that lstm is better than memoryl")
+
+
+def test_only_confirmed_differences_are_coloured(make_run: MakeRun, tmp_path: Path, cli: Commands) -> None:
+    """The interval of 60 to 100 against 59 to 99 is nearly all of 0 to 100 %."""
+    scores = {"gru": [60.0, 70.0, 80.0, 90.0, 100.0], "lstm": [59.0, 69.0, 79.0, 89.0, 99.0], "memoryless": [5.0] * 5}
+    runs = [make_run(f"{core}{seed}", core, seed, [1.0], of[seed]) for core, of in scores.items() for seed in range(5)]
+    compare(cli, tmp_path / "out", runs)
+    rows = embedded(tmp_path / "out" / "report.html")["improvements"]["rows"]
+    shaded = [[isinstance(cell, dict) and "shade" in cell for cell in row[1:]] for row in rows]
+    assert shaded == [[False, False, True], [False, False, True], [True, True, False]]
+    assert rows[0][2]["small"] == "[8, 100]"
 
 
 def test_of_three_variants_one_may_be_worse_and_one_open(make_run: MakeRun) -> None:
     ours = [60.0, 70.0, 80.0, 90.0, 100.0]
     scores = {"gru": ours, "lstm": [each - 1 for each in ours], "memoryless": [each - 60 for each in ours]}
     said, second = verdict_of(make_run, scores)
-    assert "its runs are better than those of memoryless; whether it differs from lstm is open." in said
+    assert said.startswith("gru is better than memoryless; whether it differs from lstm is not confirmed.")
     assert (second["name"], second["confirmed"]) == ("lstm", False)
 
 
 @pytest.mark.parametrize(
-    ("runs", "brackets"), [(1, "10.00."), (4, "11.50 (its runs: 10.00 to 13.00)."), (5, "12.00 [10.")]
+    ("runs", "brackets"), [(1, "10.00."), (4, "11.5 (its runs: 10.0 to 13.0)."), (5, "12.0 [10.0, 14.0].")]
 )
 def test_the_interval_of_up_to_four_runs_is_called_their_range(runs: int, brackets: str, make_run: MakeRun) -> None:
     said, _ = verdict_of(make_run, {"gru": [10.0 + index for index in range(runs)]})
-    assert said.startswith(f"gru has the highest interquartile mean, {brackets}")
+    assert f"There is only one variant, gru: nothing is compared. Its interquartile mean is {brackets}" in said
 
 
 def test_curves_are_of_the_last_stage_alone(make_run: MakeRun) -> None:
@@ -325,16 +355,40 @@ def test_curves_are_of_the_last_stage_alone(make_run: MakeRun) -> None:
     assert run.reached(85.1, KIND["launch"].scales[1]) is None
 
 
-def test_reach_is_beside_the_delays_of_a_level(make_run: MakeRun, tmp_path: Path, cli: Commands) -> None:
-    cores, cells = ("compressive", "transformer-xl"), {}
+@pytest.mark.parametrize("worse", [20.0, 58.0])
+def test_reach_is_beside_the_delays_of_a_level(worse: float, make_run: MakeRun, tmp_path: Path, cli: Commands) -> None:
+    """It may explain a difference that is confirmed, and nothing else."""
+    cells = {}
     for env in (RECALL, "rooms:small-recall-long"):
-        _, text = compare(cli, tmp_path / env, [make_run(env + core, core, 0, [50.0], 60.0, env=env) for core in cores])
-        reach = embedded(tmp_path / env / "report.html")["reach"]
-        cells[env] = [row[1:] for row in reach["rows"]]
-        assert ("cannot tell" in text, reach["delays"]) == ((True, []) if env == RECALL else (False, [16, 32, 64, 128]))
-        assert reach["says"] == "", "nothing was measured"
+        runs = [
+            make_run(f"{env}{core}{seed}", core, seed, [50.0], final + seed, env=env)
+            for core, final in (("compressive", 60.0), ("transformer-xl", worse))
+            for seed in range(5)
+        ]
+        _, text = compare(cli, tmp_path / env, runs)
+        found = embedded(tmp_path / env / "report.html")["reach"]
+        cells[env] = [row[1:] for row in found["rows"]]
+        assert ("<h2>Why</h2>" in text) == (worse == 20)
+        if worse == 20:
+            delays = [] if env == RECALL else [16, 32, 64, 128]
+            assert ("cannot tell" in text, found["delays"]) == (env == RECALL, delays)
+        assert found["says"] == "", "nothing was measured"
     beyond = [["3 of 4", "87.5 %", "-"], ["1 of 4", "62.5 %", "-"]]
-    assert list(cells.values()) == [[["72 steps"], ["24 steps"]], [["72 steps", *beyond[0]], ["24 steps", *beyond[1]]]]
+    expected = [[["72 steps"], ["24 steps"]], [["72 steps", *beyond[0]], ["24 steps", *beyond[1]]]]
+    assert list(cells.values()) == (expected if worse == 20 else [[], []])
+
+
+def test_a_recurrent_memory_has_no_bound() -> None:
+    reaches = {name: reach(make_preset("general", name).core_config) for name in ("memoryless", "lru", "deltanet")}
+    assert reaches == {"memoryless": 0, "lru": None, "deltanet": None}
+
+
+def test_a_single_runs_score_has_the_digits_of_its_episodes(make_run: MakeRun) -> None:
+    path = make_run("a", "gru", 0, [1.0], 66.2)
+    summary = json.loads((path / "evaluation.json").read_text())
+    (path / "evaluation.json").write_text(json.dumps(summary | {"oracle_normalised_interval": [12.1, 98.3]}))
+    comparison = Comparison([read_run(path)])
+    assert score_texts(comparison, comparison.best) == ("66", "")
 
 
 @pytest.mark.parametrize(
@@ -457,10 +511,8 @@ def test_runs_of_sequences_are_compared_by_their_loss(kind: str, tmp_path: Path,
     ]
     printed, _ = compare(cli, out, runs, *options)
     page = embedded(out / "report.html")
-    assert "1.100  [1.000, 1.200]" in printed
-    assert page["verdict"].startswith(
-        "compressive has the lowest interquartile mean, 1.100 (its runs: 1.000 to 1.200); its runs"
-    )
+    assert "1.10  [1.00, 1.20]" in printed
+    assert page["evidence"].startswith("compressive has the lowest interquartile mean, 1.10 (its runs: 1.00 to 1.20).")
     rows = {row["variant"]: row for row in table(out / "report" / "improvements.csv")}
     assert float(rows["compressive"]["probability"]) == 1
     assert page["second"]["chance"] == "0.33", "two of the six orders"

@@ -5,6 +5,7 @@ import pytest
 
 from actors.intervals import bootstrap_interval
 from reports.statistics import (
+    chance_of_order,
     interquartile_mean,
     mean,
     mean_curve,
@@ -12,11 +13,24 @@ from reports.statistics import (
     optimality_gap,
     performance_profile,
     probability_of_improvement,
+    runs_to_confirm,
 )
+from reports.tables import with_interval
 
 X = [np.array([71.5, 12.25, 93.0, 55.0, 60.5]), np.array([40.0, 44.0, 39.5, 47.0, 41.0])]
 Y = [np.array([50.0, 60.5, 20.0]), np.array([41.0, 38.0, 43.5])]
 """Five and three runs on two tasks."""
+DIGITS = {
+    (66.2, 12.1, 98.3): ["66", "12", "98"],
+    (0.9853, 0.9849, 0.9857): ["0.9853", "0.9849", "0.9857"],
+    (-0.2, -6.8, 5.9): ["0", "-7", "6"],
+    (1.1, 1.0, 1.2): ["1.10", "1.00", "1.20"],
+    (2141.66, 1895.2, 2384.9): ["2142", "1895", "2385"],
+    (5.0, 5.0, 5.0): ["5.000", "5.000", "5.000"],
+    (60.0, float("nan"), float("nan")): ["60.00", "", ""],
+    (2.5e7, 2e7, 3e7): ["2.5e+07", "2e+07", "3e+07"],
+}
+"""A value and its interval, and how they are shown."""
 
 
 def test_interquartile_mean_cuts_a_quarter_at_each_end_rounded_down() -> None:
@@ -115,3 +129,28 @@ def test_a_curves_interval_is_that_of_the_mean_at_each_place() -> None:
         assert middle[place] == pytest.approx(values.mean())
         expected = bootstrap_interval(mean, [values])
         assert (low[place], high[place]) == pytest.approx(expected, rel=0.15)
+
+
+def test_chance_of_an_order_counts_the_orders() -> None:
+    assert chance_of_order(2, 2) == 2 / 6
+    assert chance_of_order(5, 5) == pytest.approx(0.0079, abs=1e-4)
+
+
+def test_runs_to_confirm_are_enough_in_four_of_five_cases() -> None:
+    """Normal scores, one standard deviation apart, by the test of Mann and Whitney in its normal approximation."""
+    improvement = 0.760  # of x over y if x - y is normal with mean 1 and variance 2
+    runs = round(runs_to_confirm(improvement))
+    deviation = np.sqrt((2 * runs + 1) / (12 * runs**2))
+    random = np.random.default_rng(0)
+    found = []
+    for _ in range(1000):
+        samples = [random.normal(1, 1, runs)], [random.normal(0, 1, runs)]
+        found.append(abs(probability_of_improvement(*samples) - 0.5) > 1.96 * deviation)
+    assert np.mean(found) == pytest.approx(0.8, abs=0.06)
+    assert runs_to_confirm(0.5) == float("inf")
+    assert runs_to_confirm(0.3) == pytest.approx(runs_to_confirm(0.7))
+
+
+@pytest.mark.parametrize(("numbers", "texts"), [*DIGITS.items()])
+def test_a_score_has_the_digits_that_its_interval_allows(numbers: tuple[float, ...], texts: list[str]) -> None:
+    assert with_interval(*numbers) == texts
