@@ -137,14 +137,7 @@ class FinishedRun:
 
     def interval(self, scale: Scale) -> tuple[float, float]:
         """The 95 % interval over episodes of its final score; NaN if the evaluation has none."""
-        group, _, statistic = scale.final.rpartition(".")
-        ends = self.summary.get(f"{scale.final}_interval")
-        if group and statistic == "mean":
-            ends = [self.summary.get(f"{group}.{end}") for end in ("low", "high")]
-        if not isinstance(ends, list) or len(ends) != 2:
-            return math.nan, math.nan
-        low, high = (float(end) if isinstance(end, int | float) else math.nan for end in ends)
-        return low, high
+        return interval_of(self.summary, scale)
 
     def reached(self, threshold: float | None, scale: Scale) -> float | None:
         """Frames or steps at which its curve first reached a score."""
@@ -159,6 +152,18 @@ class FinishedRun:
         name = f"speed/{KIND[self.config.kind].speed}_per_second"
         speeds = [row[name] for row in self.rows if not math.isnan(row.get(name, math.nan))]
         return float(np.median(speeds or [math.nan]))
+
+
+def interval_of(summary: Mapping[str, Any], scale: Scale) -> tuple[float, float]:
+    """The 95 % interval of a score in the numbers of an evaluation by name; NaN if there is none."""
+    group, _, statistic = scale.final.rpartition(".")
+    ends = summary.get(f"{scale.final}_interval")
+    if group and statistic == "mean":
+        ends = [summary.get(f"{group}.{end}") for end in ("low", "high")]
+    if not isinstance(ends, list) or len(ends) != 2:
+        return math.nan, math.nan
+    low, high = (float(end) if isinstance(end, int | float) else math.nan for end in ends)
+    return low, high
 
 
 def read_run(path: Path, allow: str | None = None, live: bool = False) -> FinishedRun:

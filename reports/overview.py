@@ -1,28 +1,70 @@
-"""The runs below a folder in a few words: state, progress, score, and what to type next."""
+"""The runs below a folder in a few words: state, progress, score, learning curve, and what to type next."""
 
 import math
 import os
 import time
-from collections.abc import Iterator, Mapping
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from reports.comparison import KIND
-from reports.tables import evaluation_rows, next_command, number
+import numpy as np
+
+from reports.comparison import KIND, interval_of
+from reports.pages import mean
+from reports.tables import next_command, with_interval
 from sequences.kinds import CONFIGS
 from storage.files import read_json
+from storage.metrics import sample_metrics
 from storage.run import Run
-from training.config import core_name, read_config
+from training.config import by_full_name, core_name, read_config
 from training.console import quantity
+from training.sweep import FILE, label
 
 DEPTH = 3
 """Folders in folders that are searched for runs."""
+CURVE_POINTS = 60
+"""Most points of a small curve; each is the mean of neighbouring values."""
+
+
+class Score(NamedTuple):
+    """The score of a run. low, high: its 95 % interval, or NaN. training: whether it is not of the evaluation at the
+    end, but the last one of training. tasks: of how many it is the mean, if there are several."""
+
+    name: str
+    value: float
+    low: float = math.nan
+    high: float = math.nan
+    training: bool = False
+    tasks: int = 0
+
+    @property
+    def texts(self) -> tuple[str, str]:
+        """The value and its interval, which is empty if there is none.
+
+        An interval without width would look like certainty, where all that is known is that the episodes were equal.
+        """
+        value, low, high = with_interval(self.value, self.low, self.high)
+        is_range = self.low < self.high
+        if self.name.endswith("normalised"):
+            value = f"{value} %" if is_range else f"{self.value:.1f} %"
+        if is_range:
+            return value, f"[{low}, {high}]"
+        return value, "all equal" if self.low == self.high else ""
+
+    def __str__(self) -> str:
+        parts = [self.name, *self.texts]
+        if self.training:
+            parts.append("in training")
+        if self.tasks:
+            parts.append(f"mean of {self.tasks} tasks")
+        return " ".join(part for part in parts if part)
 
 
 class Entry(NamedTuple):
     """A run in words. name: its path below the folder that was searched. state: "damaged" if it cannot be read, and
-    `score` then says why. data: its environment or corpus. share: of the training that is done, 0 to 1. age: seconds
+    `error` then says why. data: its environment or corpus. share: of the training that is done, 0 to 1. age: seconds
     since its last row of metrics."""
 
     run: Run
@@ -33,9 +75,26 @@ class Entry(NamedTuple):
     about: str = ""
     share: float = 0.0
     progress: str = ""
-    score: str = ""
+    score: Score | None = None
     age: float = math.inf
     next: str = ""
+    config: Any = None
+    error: str = ""
+
+
+class Group(NamedTuple):
+    """Runs that are shown together, the newest first, with a name of the variant of each.
+
+    folder: that all of them are in, below the one that was searched. data: that all learn from; empty if they are
+    runs that nothing in their folder is to be compared with. sweep: whether `compressive compare` has made the folder.
+    """
+
+    folder: str
+    kind: str
+    data: str
+    sweep: bool
+    entries: list[Entry]
+    variants: list[str]
 
 
 def find_runs(folder: Path) -> dict[str, Run]:
@@ -70,7 +129,7 @@ def describe(name: str, run: Run) -> Entry:
         row, (counter, total) = run.last_row(), config.goal
         state = run.state(row, counter, total)
     except (OSError, ValueError) as error:
-        return Entry(run, name, "damaged", score=str(error))
+        return Entry(run, name, "damaged", error=str(error))
     summary: dict[str, Any] = {}
     with suppress(OSError, ValueError):
         evaluation = read_json(run.evaluation_file())
@@ -85,22 +144,96 @@ def describe(name: str, run: Run) -> Entry:
     about, age = f"{core_name(config)} on {data}", time.time() - row.get("time", math.nan)
     age = max(age, 0.0) if math.isfinite(age) else math.inf
     progress = f"{quantity(done)} of {quantity(total)} {'frames' if kind == 'launch' else 'steps'}"
-    found = run, name, state, kind, data, about, done / total, progress, score_text(kind, summary, row), age
-    return Entry(*found, next_command(run, config, state))
+    return Entry(
+        run=run,
+        name=name,
+        state=state,
+        kind=kind,
+        data=data,
+        about=about,
+        share=done / total,
+        progress=progress,
+        score=read_score(kind, summary, row),
+        age=age,
+        next=next_command(run, config, state),
+        config=config,
+    )
 
 
-def score_text(kind: str, summary: Mapping[str, Any], row: Mapping[str, Any]) -> str:
-    """The score of a run in a few words: of its evaluation, else of its last row of metrics."""
-    with suppress(ValueError, TypeError, LookupError, AttributeError):
-        if kind == "launch" and summary:
-            rows = evaluation_rows(summary)
-            names = "human-normalised", "oracle-normalised", "return"
-            return next(f"{name} {rows[name]}" for name in names if name in rows)
-        for scale in KIND[kind].scales:
-            if type(summary.get(scale.final)) is float:
-                return f"{scale.text} {summary[scale.final]:.4g}"
-    found = ("return", number(row, "episode/return")) if kind == "launch" else ("loss", number(row, "loss/nll", ".4g"))
-    return "" if found[1] == "-" else f"{' '.join(found)} in training"
+def read_score(kind: str, evaluation: Mapping[str, Any], row: Mapping[str, Any]) -> Score | None:
+    """The score of a run: of its evaluation, else of its last row of metrics; None if neither has one."""
+    scales = KIND[kind].scales
+    with suppress(ValueError, TypeError, LookupError, AttributeError):  # an evaluation can be damaged in any way
+        summary = by_full_name(dict(evaluation))
+        tasks = summary.get("tasks")
+        for scale in scales:
+            value = summary.get(scale.final)
+            if type(value) is float and math.isfinite(value):
+                low, high = interval_of(summary, scale)
+                count = len(tasks) if isinstance(tasks, list) else 0
+                return Score(_short(scale.name, scale.text), value, low, high, tasks=count)
+
+    for scale in scales:
+        value = row.get(scale.curve, math.nan)
+        if math.isfinite(value):
+            return Score(_short(scale.name, scale.text), value, training=True)
+    loss = row.get("loss/nll", math.nan)
+    return Score("loss", loss, training=True) if math.isfinite(loss) else None
+
+
+def _short(name: str, text: str) -> str:
+    """How a scale is called beside a score."""
+    if name.endswith("_normalised"):
+        return name.replace("_", "-")
+    return "return" if name == "return" else text
+
+
+def learning_curve(run: Run, config: Any) -> list[tuple[float, float]]:
+    """The curve by which runs are compared, in few points: the share of training that is done, and the score there.
+
+    Empty if nothing was measured or can be read.
+    """
+    counter, total = config.goal
+    rows = list[dict[str, Any]]()
+    with suppress(OSError):
+        rows = sample_metrics(run.path)
+    places = np.array([row.get(counter, math.nan) / total for row in rows])
+    for name in [*(scale.curve for scale in KIND[config.kind].scales), "loss/nll"]:
+        scores = np.array([row.get(name, math.nan) for row in rows])
+        known = np.isfinite(scores) & np.isfinite(places)
+        if not known.any():
+            continue
+        parts = min(CURVE_POINTS, int(known.sum()))
+        xs = np.array_split(places[known], parts)
+        ys = np.array_split(scores[known], parts)
+        return [(mean(x), mean(y)) for x, y in zip(xs, ys)]
+    return []
+
+
+def grouped(folder: Path, entries: Sequence[Entry]) -> list[Group]:
+    """Runs by what they can be compared with: those of one folder that learn from the same data. The newest first.
+
+    `compressive compare` writes its runs into one folder. A run that is alone with its data is among the other runs of
+    its folder.
+    """
+    alike = defaultdict[tuple[str, str, str], list[Entry]](list)
+    for entry in sorted(entries, key=lambda entry: entry.age):
+        alike[_parent(entry), entry.kind, entry.data].append(entry)
+    found = defaultdict[tuple[str, str, str], list[Entry]](list)
+    for (parent, kind, data), runs in alike.items():
+        is_alone = len(runs) == 1 or not data
+        found[(parent, "", "") if is_alone else (parent, kind, data)] += runs
+
+    groups = []
+    for (parent, kind, data), runs in found.items():
+        runs.sort(key=lambda entry: entry.age)
+        variants = label([entry.config for entry in runs]) if data else [entry.about for entry in runs]
+        groups.append(Group(parent, kind, data, (folder / parent / FILE).is_file(), runs, variants))
+    return sorted(groups, key=lambda group: group.entries[0].age)
+
+
+def _parent(entry: Entry) -> str:
+    return entry.name.rpartition("/")[0]
 
 
 def ago(seconds: float) -> str:

@@ -5,12 +5,13 @@ that runs have brought with them run in a sandbox, without a network.
 """
 
 import contextlib
+import math
 import os
 import re
 import shlex
 import threading
 import urllib.parse
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -18,9 +19,10 @@ from typing import Any
 
 from reports.comparison import Comparison, read_run
 from reports.comparison_page import page_data as compared
-from reports.overview import Entry, ago, describe, find_runs
+from reports.overview import Entry, Group, ago, describe, find_runs, grouped, learning_curve
 from reports.pages import render_page
 from reports.report import media, page_data, read_rows
+from reports.tables import significant
 from storage.errors import UserError
 from storage.files import open_regular, redact
 from storage.run import Run
@@ -33,6 +35,16 @@ FOREIGN += "img-src data: blob:; media-src data: blob:"
 """What a browser may do for pages of ours, and for files of runs, which others may have made."""
 BLOCK = 1 << 20
 """Bytes of a file that are read at a time."""
+COLUMNS = [
+    {"key": "run", "text": "run"},
+    {"key": "state", "text": "state"},
+    {"key": "progress", "text": "progress", "descending": True},
+    {"key": "", "text": "learning curve"},
+    {"key": "score", "text": "score", "descending": True},
+    {"key": "measured", "text": "measured"},
+    {"key": "", "text": "command"},
+]
+"""Of the overview. Those with a key can be sorted by it, at first descending or ascending."""
 SECONDS = {"overview": 5, "report": 5, "comparison": 20}
 """Time after which a page asks for itself again."""
 
@@ -49,6 +61,7 @@ class Watch(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", port), _Handler)
         self.folder, self.allow = folder, allow
         self.rendering, self.pages = threading.Lock(), dict[str, tuple[Any, str]]()
+        self.curves = dict[Path, tuple[Any, list[tuple[float, float]]]]()
 
     @property
     def url(self) -> str:
@@ -65,20 +78,50 @@ class Watch(ThreadingHTTPServer):
     def overview(self) -> str:
         """The page of all runs."""
         entries = [describe(name, run) for name, run in find_runs(self.folder).items()]
-        groups = dict[tuple[str, str], int]()
-        for entry in entries:
-            if entry.score and entry.kind:
-                groups[entry.kind, entry.data] = groups.get((entry.kind, entry.data), 0) + 1
-        links = [
-            {"text": f"{count} runs on {data}", "link": f"?{urllib.parse.urlencode({'kind': kind, 'data': data})}"}
-            for (kind, data), count in groups.items()
-            if count > 1
-        ]
-        rows = [_row(entry) for entry in sorted(entries, key=lambda entry: entry.age)]
-        head = ["run, and what to type next", "state", "progress", "score", "measured"]
+        groups = [self._group(group, entries) for group in grouped(self.folder, entries)]
         title = self.folder.resolve().name
-        data = {"title": title, "head": head, "rows": rows, "comparisons": links, "live": SECONDS["overview"]}
+        data = {"title": title, "columns": COLUMNS, "groups": groups, "live": SECONDS["overview"]}
         return render_page("runs", data)
+
+    def _group(self, group: Group, entries: Sequence[Entry]) -> dict[str, Any]:
+        """A group of runs as `pages/runs.html` reads it; `entries` are all runs."""
+        curves = [self._curve(entry) for entry in group.entries]
+        scores = [score for curve in curves for _, score in curve]
+        lowest, highest = min(scores, default=0.0), max(scores, default=0.0)
+        rows = []
+        for entry, variant, curve in zip(group.entries, group.variants, curves):
+            # Curves of a group are drawn on one scale, because their runs are compared.
+            ends = (lowest, highest) if group.data else None
+            rows.append(_row(entry, variant, sparkline(curve, ends)))
+
+        links = []
+        count = sum(entry.score is not None for entry in group.entries)
+        if group.data and count > 1:
+            query = {"kind": group.kind, "data": group.data}
+            here = {**query, "folder": group.folder}
+            links.append({"text": "compare these runs", "link": f"?{urllib.parse.urlencode(here)}"})
+            alike = [entry for entry in entries if (entry.kind, entry.data) == (group.kind, group.data) and entry.score]
+            if len(alike) > count:
+                text = f"compare all {len(alike)} runs on {group.data}"
+                links.append({"text": text, "link": f"?{urllib.parse.urlencode(query)}"})
+
+        place = f"in {group.folder}" if group.folder else ""
+        number = f"{len(rows)} run{'s' * (len(rows) != 1)}"
+        about = f"{number} of a comparison {place}" if group.sweep else f"{number} {place}"
+        title = group.data or "Other runs"
+        key = f"{group.folder} {group.kind} {group.data}"
+        return {"key": key, "title": title, "about": about.strip(), "links": links, "rows": rows}
+
+    def _curve(self, entry: Entry) -> list[tuple[float, float]]:
+        """The learning curve of a run, read again only if it has changed."""
+        if entry.config is None:
+            return []
+        state = _changed(entry.run.metrics_file), entry.config
+        known = self.curves.get(entry.run.path)
+        if known is None or known[0] != state:
+            known = state, learning_curve(entry.run, entry.config)
+            self.curves[entry.run.path] = known
+        return known[1]
 
     def report(self, name: str, run: Run) -> str:
         """The report of a run, without episodes played for it."""
@@ -87,10 +130,14 @@ class Watch(ThreadingHTTPServer):
         media_of = media(run, run.report, embed=False)
         return render_page("report", {**data, "buckets": {"why": why}, "media": media_of, "live": SECONDS["report"]})
 
-    def comparison(self, kind: str, data: str) -> tuple[list[Run], Callable[[], str]]:
-        """The runs of a kind on the same data, and what makes the page that compares them."""
-        entries = [describe(name, run) for name, run in find_runs(self.folder).items()]
-        runs = [entry.run for entry in entries if (entry.kind, entry.data) == (kind, data)]
+    def comparison(self, kind: str, data: str, folder: str | None) -> tuple[list[Run], Callable[[], str]]:
+        """The runs of a kind on the same data, of one folder or of all, and what makes the page that compares them."""
+        runs = []
+        for name, run in find_runs(self.folder).items():
+            entry = describe(name, run)
+            is_here = folder is None or name.rpartition("/")[0] == folder
+            if is_here and (entry.kind, entry.data) == (kind, data):
+                runs.append(run)
 
         def make() -> str:
             found, missing = [], {}
@@ -106,11 +153,54 @@ class Watch(ThreadingHTTPServer):
         return runs, make
 
 
-def _row(entry: Entry) -> list[Any]:
+def _row(entry: Entry, variant: str, curve: dict[str, Any]) -> dict[str, Any]:
+    """A run as `pages/runs.html` reads it. "sort": by column, what rows are sorted by."""
     link = "" if entry.name == "." else f"{urllib.parse.quote(entry.name, errors='surrogateescape')}/"
-    progress = f"{100 * entry.share:.0f} %" if entry.progress else ""
-    name = {"text": entry.name, "small": f"{entry.about}\n{entry.next}".strip(), "link": link if entry.kind else ""}
-    return [name, entry.state, {"text": progress, "small": entry.progress}, entry.score, ago(entry.age)]
+    seed = "" if entry.config is None else f"seed {entry.config.seed}"
+    score, row = entry.score, dict[str, Any]()
+    if score is not None:
+        value, interval = score.texts
+        row["score"] = {"text": value, "interval": interval, "name": score.name, "training": score.training}
+    row |= {
+        "name": entry.name,
+        "short": entry.name.rpartition("/")[2],
+        "link": link if entry.kind else "",
+        "about": ", ".join(part for part in (variant, seed) if part),
+        "error": entry.error,
+        "state": entry.state,
+        "share": f"{100 * entry.share:.0f} %" if entry.progress else "",
+        "progress": entry.progress,
+        "curve": curve,
+        "measured": ago(entry.age),
+        "command": entry.next,
+    }
+    row["sort"] = {
+        "run": entry.name,
+        "state": entry.state,
+        "progress": entry.share,
+        "score": "" if score is None else score.value,
+        "measured": entry.age if math.isfinite(entry.age) else "",
+    }
+    return row
+
+
+def sparkline(curve: Sequence[tuple[float, float]], ends: tuple[float, float] | None) -> dict[str, Any]:
+    """A small curve as `pages/runs.html` draws it, in a box of 100 by 24. Empty without values.
+
+    Args:
+        curve: shares of training, and scores there.
+        ends: the lowest and the highest score of the box; None for those of the curve.
+    """
+    if not curve:
+        return {}
+    scores = [score for _, score in curve]
+    low, high = ends or (min(scores), max(scores))
+    height = high - low or 1.0
+    points = []
+    for share, score in curve:
+        points.append(f"{100 * min(share, 1.0):.1f},{22 - 20 * (score - low) / height:.1f}")
+    first, last = significant(scores[0]), significant(scores[-1])
+    return {"points": " ".join(points), "end": points[-1].split(","), "label": f"from {first} to {last}"}
 
 
 def _files(run: Run) -> list[Path]:
@@ -136,7 +226,7 @@ class _Handler(BaseHTTPRequestHandler):
         try:
             address = urllib.parse.urlsplit(self.path)
             path = urllib.parse.unquote(address.path, errors="surrogateescape").lstrip("/")
-            query = urllib.parse.parse_qs(address.query)
+            query = urllib.parse.parse_qs(address.query, keep_blank_values=True, errors="surrogateescape")
             if found := self._page(path, query):
                 return self._answer(found.encode(), MIME_TYPES[".html"], OWN)
             if not self._file(path):
@@ -154,8 +244,9 @@ class _Handler(BaseHTTPRequestHandler):
             if "kind" not in query or "data" not in query:
                 return server.overview()
             (kind, *_), (data, *_) = query["kind"], query["data"]
-            of, make = server.comparison(kind, data)
-            return server.page(f"{kind} {data}", of, make)
+            folder = query["folder"][0] if "folder" in query else None
+            of, make = server.comparison(kind, data, folder)
+            return server.page(f"{kind} {data} {folder}", of, make)
         name = path.removesuffix("report.html").removesuffix("/") or "."
         if name not in runs or not (path in ("", "report.html") or path.endswith(("/", "/report.html"))):
             return ""

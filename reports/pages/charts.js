@@ -110,7 +110,8 @@ function smoothed(line, share) {
   return { ...line, y: along(line.y), low: along(line.low), high: along(line.high) };
 }
 
-// On a page of `compressive watch`: reads the page again every few seconds, and shows what has changed.
+// On a page of `compressive watch`: reads the page again every few seconds, and shows what has changed. Open groups and
+// the focus stay as they are.
 function stayLive(render) {
   if (!DATA.live) return;
   setInterval(async () => {
@@ -122,13 +123,42 @@ function stayLive(render) {
     document.body.classList.toggle("lost", !text);
     const fresh = new DOMParser().parseFromString(text, "text/html"), data = fresh.getElementById("data");
     if (!data || data.textContent === get("data").textContent) return;
-    const open = [...document.querySelectorAll("details")].map((details) => details.open);
+    if (selectsCode()) return; // an update would end the selection, which is about to be copied
+    const restoreGroups = keepGroups();
+    const restoreFocus = keepFocus();
     document.querySelector("main").replaceWith(fresh.querySelector("main"));
-    document.querySelectorAll("details").forEach((details, index) => (details.open = open[index]));
+    restoreGroups();
     get("data").textContent = data.textContent;
     DATA = JSON.parse(data.textContent);
     render();
+    restoreFocus();
   }, 1000 * DATA.live);
+}
+
+function selectsCode() {
+  const selection = getSelection();
+  if (selection.isCollapsed) return false;
+  const node = selection.anchorNode;
+  const around = node.nodeType === Node.ELEMENT_NODE ? node : node.parentElement;
+  return Boolean(around.closest("code"));
+}
+
+// Returns what opens and closes groups of a new page as they are now. Groups without an id are told by their order.
+function keepGroups() {
+  const all = () => [...document.querySelectorAll("details")].map((details, index) => [details.id || index, details]);
+  const open = new Map(all().map(([key, details]) => [key, details.open]));
+  return () => {
+    for (const [key, details] of all()) details.open = open.get(key) ?? details.open;
+  };
+}
+
+// Returns what gives the focus to that element of a new page which has it now, by its id or its order.
+function keepFocus() {
+  const all = () => [...document.querySelectorAll("main :is(a, button, input, select, summary, [tabindex])")];
+  const focused = document.activeElement;
+  const index = all().indexOf(focused);
+  if (index < 0) return () => {};
+  return () => (focused.id ? get(focused.id) : all()[index])?.focus({ preventScroll: true });
 }
 
 // Opens all groups while the page is printed.

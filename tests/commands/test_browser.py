@@ -21,6 +21,7 @@ from reports.pages import write_page
 from tests.actors.test_recording import compressive, make_actor
 from tests.actors.test_recording_parts import TAG, TEXTS, Told, record_robot
 from tests.commands.pages import embedded, shown_frames, unpacked
+from tests.commands.test_statistics import DIGITS
 from tests.commands.test_watch import serving
 
 playwright = pytest.importorskip("playwright.sync_api", reason="needs playwright, which is in the extra dev")
@@ -348,6 +349,23 @@ def test_routed_slots_name_their_cluster_and_its_steps(tab: Any, routed: tuple[P
     assert tab.locator("#rings").inner_text() == ""
 
 
+def test_numbers_of_charts_have_the_digits_of_tables(tab: Any, finished: tuple[Path, str], tmp_path: Path) -> None:
+    """A chart without values has no axis."""
+    main(["compare", "--from", str(finished[0]), "--folder", str(tmp_path)])
+    show(tab, tmp_path / "report.html")
+    for numbers, texts in DIGITS.items():
+        value, low, high = numbers
+        if low < high < 1e4:
+            assert tab.evaluate("(numbers) => withInterval(...numbers)", [value, low, high]) == texts
+    drawn = tab.evaluate("""() => {
+        const host = get("panels");
+        host.replaceChildren();
+        new LineChart(host, [{ name: "a", colour: "red", x: [1, 2], y: [null, null] }], { include: [0, 1] });
+        return [...host.querySelectorAll("svg > *")].map((node) => node.textContent);
+    }""")
+    assert drawn == ["no values yet"]
+
+
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_pages_on_a_telephone_and_charts(tab: Any, finished: tuple[Path, str], tmp_path: Path, scheme: str) -> None:
     run, report = finished[0], tmp_path / "report.html"
@@ -436,6 +454,15 @@ def test_a_comparison_is_filtered(tab: Any, finished: tuple[Path, str], tmp_path
     assert tab.locator("tr[data-variant]:visible").count() == rows / 2
     assert tab.locator("#panels path").count() < lines
     assert "0.9)" not in tab.locator("#scores").text_content()
+    printed = """() => {
+        const shown = () => document.querySelectorAll("details:not([open])").length;
+        const before = shown();
+        window.dispatchEvent(new Event("beforeprint"));
+        const during = shown();
+        window.dispatchEvent(new Event("afterprint"));
+        return [before > 0, during, shown() === before];
+    }"""
+    assert tab.evaluate(printed) == [True, 0, True]
     assert tab.locator("#controls select").input_value() == "0.95"
 
 
@@ -457,6 +484,84 @@ def test_a_watched_run_is_updated(tab: Any, finished: tuple[Path, str], tmp_path
         assert tab.locator("video").get_attribute("src") == "videos/final.mp4"
         tab.click("text=final.html")
         tab.wait_for_selector("body[data-ready]", timeout=60_000)
+
+
+@pytest.fixture
+def watched(tab: Any, finished: tuple[Path, str], tmp_path: Path) -> Iterator[Path]:
+    """The overview of two runs that can be compared, `a` with a score of 10 and `b` of 90, and of another."""
+    for name, score in (("a", 10.0), ("b", 90.0), ("other", 50.0)):
+        run = shutil.copytree(finished[0], tmp_path / "runs" / name)
+        summary = json.loads((run / "evaluation.json").read_text())
+        (run / "evaluation.json").write_text(json.dumps(summary | {"oracle_normalised": score}))
+        if name == "other":
+            config = json.loads((run / "config.json").read_text())
+            (run / "config.json").write_text(json.dumps(config | {"env": "rooms:small,episode_frames=100"}))
+    with serving(tmp_path / "runs") as server:
+        tab.goto(server.url)
+        tab.wait_for_selector("body[data-ready]")
+        yield tmp_path / "runs"
+
+
+LIVE = pytest.mark.parametrize("tab", [r"(data|blob):|http://127\.0\.0\.1:"], indirect=True)
+
+
+def names_of(tab: Any) -> list[str]:
+    """The runs of the first group that has two, in the order in which they are shown."""
+    return tab.locator(".data:has(tbody tr + tr) tbody a").all_inner_texts()
+
+
+@LIVE
+def test_runs_are_sorted_and_an_update_keeps_what_was_chosen(tab: Any, watched: Path) -> None:
+    """By click, by keyboard and by the menu of narrow screens; order, closed groups and focus stay."""
+    score = tab.locator(".data:has(tbody tr + tr) th[data-key=score]")
+    assert score.get_attribute("aria-sort") == "none"
+    score.locator("button").click()
+    assert (names_of(tab), score.get_attribute("aria-sort")) == (["b", "a"], "descending")
+    tab.keyboard.press("Enter")
+    assert (names_of(tab), score.get_attribute("aria-sort")) == (["a", "b"], "ascending")
+    other = tab.locator("details:has-text('Other runs')")
+    other.locator("summary").click()
+    score.locator("button").focus()
+    with (watched / "a" / "metrics.jsonl").open("a") as metrics:
+        metrics.write('{"step": 1000000, "time": 1e9, "learner/frames": 4000000.0, "episode/return": 77.0}\n')
+    tab.wait_for_selector("tr:has-text('d ago')", timeout=20_000)
+    assert (names_of(tab), score.get_attribute("aria-sort")) == (["a", "b"], "ascending")
+    assert tab.evaluate("document.activeElement.textContent") == "score"
+    assert other.evaluate("(details) => details.open") is False
+
+    tab.set_viewport_size({"width": 390, "height": 844})
+    assert tab.evaluate("document.documentElement.scrollWidth") == 390
+    tab.select_option("#order", label="score, descending")
+    assert names_of(tab) == ["b", "a"]
+
+
+@LIVE
+def test_a_command_is_copied_or_selected(tab: Any, watched: Path) -> None:
+    command = f"compressive report {watched / 'a'}"
+    button = tab.locator("tr:has(a:text-is('a')) .copy")
+    allowed = "Object.defineProperty(navigator, 'clipboard', { configurable: true, value: %s })"
+    tab.evaluate(allowed % "{ writeText: async (text) => { window.copied = text; } }")
+    button.click()
+    tab.wait_for_selector(".copy:text-is('Copied')")
+    assert tab.evaluate("window.copied") == command
+    tab.evaluate(allowed % "undefined")
+    button.click()
+    tab.wait_for_selector(".copy:text-is('Selected')")
+    assert tab.evaluate("getSelection().toString()") == command
+
+
+@LIVE
+def test_curves_and_scores_of_the_overview(tab: Any, watched: Path) -> None:
+    assert tab.locator(".spark").count() == 3
+    assert tab.locator(".tag").count() == 0
+    (watched / "b" / "evaluation.json").unlink()
+    (watched / "a" / "metrics.jsonl").unlink()
+    tab.reload()
+    tab.wait_for_selector("body[data-ready]")
+    assert tab.locator(".spark").count() == 2
+    assert tab.locator("tr:has(a:text-is('a')) td:has-text('no values yet')").count() == 1
+    assert "training" in tab.locator("tr:has(a:text-is('b'))").inner_text()
+    assert_accessible(tab)
 
 
 def test_an_instruction_is_text_whatever_it_says(tab: Any, tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from reports.overview import ago, describe, find_runs
+from reports.overview import Score, ago, describe, find_runs, grouped, learning_curve, read_score
 from reports.server import Watch
 from storage.run import Run
 from tests.commands.cli import Commands
@@ -41,7 +41,7 @@ def test_runs_are_found_and_described(folder: Path, cli: Commands, monkeypatch: 
     assert set(find_runs(folder / "finished")) == {"."}
     entry = describe("finished", found["finished"])
     assert (entry.state, entry.kind, entry.data, entry.share) == ("finished", "launch", "rooms:small", 1.0)
-    assert entry.score.startswith("oracle-normalised")
+    assert str(entry.score).startswith("oracle-normalised")
     monkeypatch.setenv("COLUMNS", "80")
     lines = cli.run("runs", folder).splitlines()
     for name, command in (("finished", "report"), ("sweep/stopped", "launch --resume")):
@@ -51,6 +51,47 @@ def test_runs_are_found_and_described(folder: Path, cli: Commands, monkeypatch: 
     assert "kind: expected one of launch, text, speech" in lines[lines.index(str(folder / "damaged")) + 2]
     assert "no runs in" in cli.run("runs", folder / "sweep/stopped/checkpoints")
     cli.refuse("runs", folder / "none", words="No such file")
+
+
+def test_runs_that_can_be_compared_are_together(folder: Path) -> None:
+    """Runs of one folder on the same data, with the names of their variants; the others of a folder at one place."""
+    (folder / "sweep/sweep.json").write_text("{}")
+    config = json.loads((folder / "<b>name/config.json").read_text())
+    changed = config | {"learner": config["learner"] | {"discount": 0.5}}
+    (folder / "<b>name/config.json").write_text(json.dumps(changed))
+    (folder / "alone").mkdir()
+    (folder / "alone/config.json").write_text(json.dumps(config | {"env": "rooms:small,episode_frames=100"}))
+    entries = [describe(name, run) for name, run in find_runs(folder).items()]
+    groups = {(group.folder, group.data): group for group in grouped(folder, entries)}
+    assert set(groups) == {("", "rooms:small"), ("", ""), ("sweep", "")}
+    together = groups["", "rooms:small"]
+    variants = dict(zip([entry.name for entry in together.entries], together.variants))
+    assert variants == {"finished": "compressive (discount 0.92)", "<b>name": "compressive (discount 0.5)"}
+    assert {entry.name for entry in groups["", ""].entries} == {"alone", "damaged"}
+    assert (groups["sweep", ""].sweep, together.sweep) == (True, False)
+
+
+def test_a_score_is_of_the_evaluation_or_of_training() -> None:
+    evaluation = {"return": {"mean": 0.5, "low": 0.4, "high": 0.6}, "oracle_normalised": 66.2}
+    evaluation["oracle_normalised_interval"] = [12.1, 98.3]
+    row = {"episode/return": 0.25, "episode/oracle_normalised": 5.0}
+    assert str(read_score("launch", evaluation, row)) == "oracle-normalised 66 % [12, 98]"
+    assert str(read_score("launch", {"return": {"mean": 0.5, "low": 0.5, "high": 0.5}}, {})) == "return 0.500 all equal"
+    assert str(read_score("launch", {"return": "damaged"}, row)) == "oracle-normalised 5.0 % in training"
+    assert read_score("text", {}, {"loss/nll": 1.5}) == Score("loss", 1.5, training=True)
+    assert read_score("launch", {}, {"episode/return": float("nan")}) is None
+
+
+def test_a_small_curve_goes_as_far_as_the_training(folder: Path) -> None:
+    entry = describe("stopped", Run(folder / "sweep/stopped"))
+    curve = learning_curve(entry.run, entry.config)
+    rows = [json.loads(line) for line in (folder / "sweep/stopped/metrics.jsonl").read_text().splitlines()]
+    known = [row["episode/oracle_normalised"] for row in rows if row.get("episode/oracle_normalised") is not None]
+    assert curve[-1][0] == pytest.approx(0.25, abs=0.02)
+    assert min(known) <= min(score for _, score in curve)
+    assert max(score for _, score in curve) <= max(known)
+    entry.run.metrics_file.unlink()
+    assert learning_curve(entry.run, entry.config) == []
 
 
 def test_names_and_metrics_may_be_missing(folder: Path, ask: Ask) -> None:
@@ -118,6 +159,7 @@ def test_pages_follow_the_runs(folder: Path, ask: Ask) -> None:
     status, _, compared = ask("/?kind=launch&data=rooms:small")
     assert status == 200
     assert all(words in compared for words in ("3 runs: ", "seeds 0, 7"))
+    assert "2 runs: " in ask("/?kind=launch&data=rooms:small&folder=")[2], "those of one folder"
 
 
 def test_only_pages_and_videos_of_runs_are_sent(folder: Path, tmp_path: Path, ask: Ask) -> None:
