@@ -159,7 +159,8 @@ def page_data(folder: Path, comparison: Comparison, missing: Mapping[str, str], 
         profiles.append({"name": name, "index": index} | {axis: rounded(values[order], 5) for axis, values in drawn})
     return {
         "title": ", ".join(comparison.data),
-        "about": f"{len(comparison.runs)} runs: {len(comparison.names)} variants, seeds {', '.join(map(str, seeds))}, "
+        "about": f"{_counted(comparison.runs, 'run')}: {_counted(comparison.names, 'variant')}, "
+        f"seed{'s' * (len(seeds) != 1)} {', '.join(map(str, seeds))}, "
         f"{' or '.join(map(quantity, totals))} {kind.unit} each",
         "answer": answer(comparison),
         "evidence": evidence(comparison),
@@ -191,6 +192,10 @@ def page_data(folder: Path, comparison: Comparison, missing: Mapping[str, str], 
         "runs": _runs(comparison, folder),
         "command": command,
     }
+
+
+def _counted(things: Sequence[object], name: str) -> str:
+    return f"{len(things)} {name}{'s' * (len(things) != 1)}"
 
 
 def _final_scores(comparison: Comparison) -> list[dict[str, Any]]:
