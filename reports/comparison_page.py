@@ -17,7 +17,7 @@ import numpy as np
 from rich.console import Console
 
 from actors.intervals import Sample
-from reports.comparison import CORRECT, Comparison, Estimate, FinishedRun, Variant, estimate
+from reports.comparison import CORRECT, Comparison, Estimate, FinishedRun, Scale, Variant, estimate
 from reports.pages import points, rounded, write_page
 from reports.report import levels, lines_of, pages_about, pages_of, rules
 from reports.statistics import interquartile_mean, runs_to_confirm
@@ -123,45 +123,12 @@ def to_csv(rows: Sequence[Mapping[str, Any]]) -> str:
 
 def page_data(folder: Path, comparison: Comparison, missing: Mapping[str, str], command: str) -> dict[str, Any]:
     """What `pages/comparison.html` reads."""
-    kind, scale, fewest = comparison.kind, comparison.scale, comparison.fewest
-    seeds = sorted({run.config.seed for run in comparison.runs})
-    totals = sorted({run.config.goal[1] for run in comparison.runs})
-    lines = [{"name": name, "value": value} for name, value in comparison.references.items()]
-    if comparison.threshold is not None:
-        lines.append({"name": "threshold", "value": comparison.threshold})
-    normalised = scale.name.endswith("_normalised")
-    if normalised:
-        lines += [{"name": "random", "value": 0.0}, {"name": scale.name.partition("_")[0], "value": 100.0}]
+    kind, scale = comparison.kind, comparison.scale
     rates = {getattr(run.config.core_config, "compression_rate", 0) for run in comparison.runs}
-    panels: list[dict[str, Any]] = []
-    for data in comparison.data:
-        series: list[dict[str, Any]] = []
-        for index, name in enumerate(comparison.names):
-            style = {"name": name, "index": index, "dash": not name.startswith("compressive")}
-            curves = [run.curve(scale) for run in comparison.of(name, data)]
-            series += [{**style, "thin": True, **points(curve[1], x=curve[0])} for curve in curves if len(curve[0])]
-            x, mean, low, high = comparison.curve(name, data)
-            if len(x):
-                line = {"x": rounded(x, 6), "y": rounded(mean), "low": rounded(low), "high": rounded(high)}
-                series.append({**style, **line})
-        known = [] if normalised or kind.unit != "frames" else lines_of([data])
-        include: tuple[float, float] | None = (0.0, 0.0)
-        if normalised:
-            include = (0.0, 100.0)
-        elif scale.lower:
-            include = None
-        panels.append({"title": data, "series": series, "lines": lines + known, "include": include})
-    profiles = []
-    for index, name in enumerate(comparison.names if len(comparison.runs) > len(comparison.names) else ()):
-        places, *shares = comparison.profile(name)
-        order = slice(None, None, -1 if scale.lower else 1)
-        drawn = zip(("x", "y", "low", "high"), (places, *shares))
-        profiles.append({"name": name, "index": index} | {axis: rounded(values[order], 5) for axis, values in drawn})
+    lines = _lines(comparison)
     return {
         "title": ", ".join(comparison.data),
-        "about": f"{_counted(comparison.runs, 'run')}: {_counted(comparison.names, 'variant')}, "
-        f"seed{'s' * (len(seeds) != 1)} {', '.join(map(str, seeds))}, "
-        f"{' or '.join(map(quantity, totals))} {kind.unit} each",
+        "about": _about(comparison),
         "answer": answer(comparison),
         "evidence": evidence(comparison),
         "reach": reach_table(comparison),
@@ -175,17 +142,16 @@ def page_data(folder: Path, comparison: Comparison, missing: Mapping[str, str], 
         "scale": scale.text,
         "over": kind.over,
         "lower": scale.lower,
-        "fewest": fewest,
+        "fewest": comparison.fewest,
         "interval": spread(comparison),
         "staged": any(getattr(run.config, "stages", ()) for run in comparison.runs),
-        "meaning": f"0 is random actions, 100 {'people' if scale.name.startswith('human') else 'the oracle'}"
-        * normalised,
+        "meaning": _meaning(scale),
         "lines": lines,
         "filters": filters(comparison),
-        "profiles": profiles,
+        "profiles": _profiles(comparison),
         "aggregates": _aggregates(comparison),
         "extremes": extremes(comparison, folder),
-        "panels": panels,
+        "panels": _panels(comparison, lines),
         "scores": _final_scores(comparison),
         "variants": variant_table(comparison),
         "improvements": _improvements(comparison),
@@ -194,8 +160,85 @@ def page_data(folder: Path, comparison: Comparison, missing: Mapping[str, str], 
     }
 
 
-def _counted(things: Sequence[object], name: str) -> str:
-    return f"{len(things)} {name}{'s' * (len(things) != 1)}"
+def _about(comparison: Comparison) -> str:
+    """How many runs there are, and of what."""
+    seeds = sorted({run.config.seed for run in comparison.runs})
+    totals = sorted({run.config.goal[1] for run in comparison.runs})
+    runs, variants = len(comparison.runs), len(comparison.names)
+    counts = f"{runs} run{'s' * (runs != 1)}: {variants} variant{'s' * (variants != 1)}"
+    which = f"seed{'s' * (len(seeds) != 1)} {', '.join(map(str, seeds))}"
+    length = " or ".join(map(quantity, totals))
+    return f"{counts}, {which}, {length} {comparison.kind.unit} each"
+
+
+def _is_normalised(scale: Scale) -> bool:
+    return scale.name.endswith("_normalised")
+
+
+def _meaning(scale: Scale) -> str:
+    """What 0 and 100 are on a normalised scale; empty for others."""
+    if not _is_normalised(scale):
+        return ""
+    best = "people" if scale.name.startswith("human") else "the oracle"
+    return f"0 is random actions, 100 {best}"
+
+
+def _lines(comparison: Comparison) -> list[dict[str, Any]]:
+    """Scores that are drawn across the charts: those of predictors, the threshold, and the ends of a scale."""
+    scale = comparison.scale
+    lines = [{"name": name, "value": value} for name, value in comparison.references.items()]
+    if comparison.threshold is not None:
+        lines.append({"name": "threshold", "value": comparison.threshold})
+    if _is_normalised(scale):
+        lines.append({"name": "random", "value": 0.0})
+        lines.append({"name": scale.name.partition("_")[0], "value": 100.0})
+    return lines
+
+
+def _panels(comparison: Comparison, lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """A chart of learning for each environment or corpus: thin curves of runs, thick ones of variants."""
+    scale = comparison.scale
+    include: tuple[float, float] | None = (0.0, 0.0)
+    if _is_normalised(scale):
+        include = (0.0, 100.0)
+    elif scale.lower:
+        include = None
+
+    panels = []
+    for data in comparison.data:
+        series: list[dict[str, Any]] = []
+        for index, name in enumerate(comparison.names):
+            style = {"name": name, "index": index, "dash": not name.startswith("compressive")}
+            for run in comparison.of(name, data):
+                places, scores = run.curve(scale)
+                if len(places):
+                    series.append({**style, "thin": True, **points(scores, x=places)})
+            x, mean, low, high = comparison.curve(name, data)
+            if len(x):
+                line = {"x": rounded(x, 6), "y": rounded(mean), "low": rounded(low), "high": rounded(high)}
+                series.append({**style, **line})
+        # Scores of players are known in units of the return.
+        known = []
+        if comparison.kind.unit == "frames" and not _is_normalised(scale):
+            known = lines_of([data])
+        panels.append({"title": data, "series": series, "lines": lines + known, "include": include})
+    return panels
+
+
+def _profiles(comparison: Comparison) -> list[dict[str, Any]]:
+    """The performance profile of each variant over ascending scores; none if all variants have a single run."""
+    if len(comparison.runs) == len(comparison.names):
+        return []
+    profiles = []
+    for index, name in enumerate(comparison.names):
+        places, share, low, high = comparison.profile(name)
+        curve: dict[str, Any] = {"name": name, "index": index}
+        for axis, values in (("x", places), ("y", share), ("low", low), ("high", high)):
+            # If lower is better, places are descending.
+            ascending = values[::-1] if comparison.scale.lower else values
+            curve[axis] = rounded(ascending, 5)
+        profiles.append(curve)
+    return profiles
 
 
 def _final_scores(comparison: Comparison) -> list[dict[str, Any]]:
@@ -553,15 +596,23 @@ def _improvements(comparison: Comparison) -> dict[str, Any]:
 
 
 def _runs(comparison: Comparison, folder: Path) -> dict[str, Any]:
-    kind, scale, rows = comparison.kind, comparison.scale, []
-    names = [name for name in kind.details if name != scale.name and not name.endswith(("_low", "_high"))]
-    for run in (run for variant in comparison.variants for run in variant.runs):
-        cells = [_key(comparison, run.variant), run.data, run.config.seed, _score_of(comparison, run)]
-        cells += [significant(run.summary.get(kind.details[name])) for name in names]
-        path = run.path.relative_to(folder) if run.path.is_relative_to(folder) else run.path
-        links = pages_of(Run(run.path), folder / "report.html")
-        look = {"text": "episodes", "link": links[-1]["link"]} if links else ""
-        about = [page["link"] for page in pages_about(run.path, folder / "report.html") if "report" in page["name"]]
-        rows.append([*cells, look, {"text": str(path), "link": "".join(about)}])
-    head = ["variant", kind.data, "seed", scale.text, *(name.replace("_", " ") for name in names), "look", "folder"]
-    return {"head": head, "rows": rows}
+    """A row for each run, with links to its episodes and its report."""
+    kind, page = comparison.kind, folder / "report.html"
+    names = []
+    for name in kind.details:
+        if name != comparison.scale.name and not name.endswith(("_low", "_high")):
+            names.append(name)
+
+    rows = []
+    for variant in comparison.variants:
+        for run in variant.runs:
+            row: list[Any] = [_key(comparison, run.variant), run.data, run.config.seed, _score_of(comparison, run)]
+            row += [significant(run.summary.get(kind.details[name])) for name in names]
+            episodes = pages_of(Run(run.path), page)
+            row.append({"text": "episodes", "link": episodes[-1]["link"]} if episodes else "")
+            path = run.path.relative_to(folder) if run.path.is_relative_to(folder) else run.path
+            reports = [each["link"] for each in pages_about(run.path, page) if "report" in each["name"]]
+            row.append({"text": str(path), "link": "".join(reports)})
+            rows.append(row)
+    details = [name.replace("_", " ") for name in names]
+    return {"head": ["variant", kind.data, "seed", comparison.scale.text, *details, "look", "folder"], "rows": rows}

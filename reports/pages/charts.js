@@ -203,7 +203,6 @@ function extent(series, atLeast) {
       }
     }
   }
-  if (low > high) return [0, 1];
   // Without a range that must be seen, a tenth of the values is: smaller changes are not drawn as large ones.
   const least = atLeast ? 0 : 0.1 * Math.max(Math.abs(low), Math.abs(high));
   const more = Math.max(0, (least - (high - low)) / 2);
@@ -222,11 +221,14 @@ function extent(series, atLeast) {
 // pick (called with x where the chart is clicked or dragged on).
 class LineChart {
   constructor(host, series, options = {}) {
-    Object.assign(this, { host, series, options, at: null });
+    const known = series.flatMap((line) => line.x.filter((_, index) => line.y[index] !== null));
+    Object.assign(this, { host, series, options, known, at: null });
     this.svg = shape("svg", { role: "img", "aria-label": options.label || "" });
     host.append(this.svg);
     new ResizeObserver((_, observer) => (this.svg.isConnected ? this.draw() : observer.disconnect())).observe(host);
     this.draw();
+    this.say();
+    if (!known.length) return;
     const position = (event) => this.x.back(event.clientX - this.svg.getBoundingClientRect().left);
     if (options.pick) {
       let down = false;
@@ -253,15 +255,13 @@ class LineChart {
         this.cursor(x[Math.min(x.length - 1, Math.max(0, at + by))]);
       });
     }
-    this.say();
   }
 
   draw() {
     const { series, options } = this;
     const width = this.host.clientWidth;
     if (!width) return;
-    const known = series.flatMap((line) => line.x.filter((_, index) => line.y[index] !== null));
-    if (!known.length) return this.sayEmpty(width);
+    if (!this.known.length) return this.sayEmpty(width);
     const height = options.height || 180;
     const inset = options.inset;
     const box = inset === undefined
@@ -307,7 +307,7 @@ class LineChart {
       const left = covered(box.left) < covered(box.right - wide); // at the end that fewer curves cross
       this.svg.append(shape("text", { x: left ? box.left + 4 : box.right, y, "text-anchor": left ? "start" : "end", class: "within" }, text));
     }
-    const first = Math.min(...known);
+    const first = Math.min(...this.known);
     const empty = `no values before ${readable(first)}`, begin = this.x(first) - box.left;
     if (inset === undefined && begin > 7 * empty.length + 8) {
       this.svg.append(shape("text", { x: box.left + begin / 2, y: (box.top + box.bottom) / 2, "text-anchor": "middle", class: "within" }, empty));
