@@ -193,7 +193,14 @@ def test_the_report_of_finished_runs_has_their_numbers(make_run: MakeRun, tmp_pa
     apart = "The interquartile means of compressive and of the next best, lstm, differ by 28 [-4, 60]"
     assert apart in text
     assert "(seed) of each, 2 runs of a variant, the first is better in 75 % " in text
-    order = ["<h2>Final scores", "No difference is confirmed.", "<h2>Learning", "<h2>Variants", "<details", "<h2>Method"]
+    order = [
+        "<h2>Final scores",
+        "No difference is confirmed.",
+        "<h2>Learning",
+        "<h2>Variants",
+        "<details",
+        "<h2>Method",
+    ]
     places = [text.index(part) for part in order]
     assert places == sorted(places), "first the scores and the answer"
     assert "it is not confirmed which of the two is better" in text
