@@ -139,12 +139,10 @@ class SequenceTrainer(Training):
 
     def progress(self) -> Progress:
         learning = self.config.learner
-        rate = self.clock.rate
-        texts = [f"{quantity(rate)} tokens/s", f"train {self.data.unit(self.loss / self.weight)}"]
+        texts = [f"{quantity(self.clock.rate)} tokens/s", f"train {self.data.unit(self.loss / self.weight)}"]
         if self.valid:
             texts.append(f"valid {self.data.unit(self.valid['valid/nll'])}")
-        per_second = rate / (learning.batch_size * learning.sequence_length)
-        return Progress(self.step, learning.steps, "steps", per_second, tuple(texts))
+        return Progress(self.step, learning.steps, "steps", tuple(texts))
 
     def log(self, metrics: dict[str, float]) -> None:
         if self.learner.updates % self.config.log_every == 0 or self.done or "valid/nll" in metrics:

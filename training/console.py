@@ -1,4 +1,4 @@
-"""How a training looks in a terminal: a live progress line, or plain lines where the output is not a terminal."""
+"""What commands print while they work: a line for each phase, redrawn in a terminal and added elsewhere."""
 
 import math
 import shlex
@@ -16,12 +16,13 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from training.progress import Progress
+from training.progress import Progress, TimeLeft
 
 PLAIN_SECONDS = 15.0
-"""Time between two lines where the output is not a terminal."""
-SETTLED_SECONDS = 10.0
-"""Before that no time is said to be left: environments start, and code is compiled."""
+"""Time between two lines about a phase where the output is not a terminal."""
+PLAIN_SHARE = 0.05
+"""Later it is this share of the phase's time, up to MOST_PLAIN_SECONDS: the logs of long runs stay short."""
+MOST_PLAIN_SECONDS = 300.0
 
 
 def quantity(value: float) -> str:
@@ -56,18 +57,22 @@ def program(name: str = "compressive") -> str:
 
 
 class LiveLine:
-    """Shows progress on a console; a context manager.
+    """Shows a phase of a command and its progress on a console; a context manager.
 
-    In a terminal two lines are redrawn in place, cut to its width; elsewhere plain lines are added. `activity` is the
-    first word, `waiting` what is being waited for before the first progress.
+    In a terminal two lines are redrawn in place, cut to its width; elsewhere plain lines are added. `activity` names
+    the phase, `waiting` what is being waited for before the first progress.
     """
 
     def __init__(self, console: Console, activity: str, waiting: str) -> None:
         self.console = console
         self.activity = activity
-        self.shown: tuple[float, str, Sequence[str]] = (0.0, f"waiting for {waiting}", ())
+        self.share = 0.0
+        self.head = f"waiting for {waiting}"
+        self.fields: Sequence[str] = ()
+        self.left = TimeLeft()
         self.started = time.monotonic()
-        self.printed = -math.inf
+        self.ended: float | None = None
+        self.printed: float | None = None
         self.live: Live | None = None
         if console.is_terminal:
             self.live = Live(self, console=console, refresh_per_second=4)
@@ -83,52 +88,66 @@ class LiveLine:
 
     def update(self, progress: Progress) -> None:
         """Shows the progress of a training."""
-        left = math.inf
-        missing = max(0, progress.total - progress.done)
-        has_settled = time.monotonic() - self.started >= SETTLED_SECONDS
-        if not missing:
-            left = 0.0
-        elif progress.per_second and has_settled:
-            left = missing / progress.per_second
-        done = f"{quantity(progress.done)}/{quantity(progress.total)} {progress.unit}"
-        head = f"{done}  left {duration(left)}"
-        share = progress.done / progress.total
-        self.show(share, head, progress.texts)
+        head = f"{quantity(progress.done)}/{quantity(progress.total)} {progress.unit}"
+        self.show(progress.done / progress.total, head, progress.texts)
 
-    def show(self, share: float, head: str, fields: Sequence[str]) -> None:
+    def show(self, share: float, head: str, fields: Sequence[str] = ()) -> None:
         """Shows the share done of 1, the same in words, and other fields, the most important first."""
-        share_before, _, _ = self.shown
-        # The end is printed even if it is soon after the line before.
-        is_complete = share >= 1 > share_before
         share = min(1.0, share)
-        self.shown = share, head, fields
-        if self.live:
-            return
+        # The end is printed even if it is soon after the line before.
+        is_complete = share == 1 > self.share
+        self.share = share
+        self.head = head
+        self.fields = fields
+        self.left.mark(share)
+        if is_complete:
+            self.ended = time.monotonic()
+        if not self.live and (is_complete or self._is_due()):
+            self._print()
 
-        # Plain lines cannot be redrawn, so there are few.
+    def _is_due(self) -> bool:
+        """Whether it is time for a plain line. These cannot be redrawn, so there are few."""
+        if self.printed is None:
+            return True
         now = time.monotonic()
-        is_due = now - self.printed >= PLAIN_SECONDS
-        if is_complete or is_due:
-            self.printed = now
-            elapsed = duration(now - self.started)
-            parts = [f"{elapsed:>8}", f"{100 * share:5.1f} %", head, *fields]
-            say(self.console, "  ".join(parts))
+        between = min(MOST_PLAIN_SECONDS, max(PLAIN_SECONDS, PLAIN_SHARE * (now - self.started)))
+        return now - self.printed >= between
+
+    def _print(self) -> None:
+        """Adds a plain line."""
+        self.printed = time.monotonic()
+        elapsed = duration(self._elapsed())
+        parts = [f"{elapsed:>8}", self.activity, f"{100 * self.share:5.1f} %", self._progress(), *self.fields]
+        say(self.console, "  ".join(parts))
+
+    def _elapsed(self) -> float:
+        """Seconds that the phase has taken."""
+        until = time.monotonic() if self.ended is None else self.ended
+        return until - self.started
+
+    def _progress(self) -> str:
+        """The progress in words, with the time left if that is known."""
+        left = self.left.seconds()
+        if self.ended is not None or not math.isfinite(left):
+            return self.head
+        return f"{self.head}  left {duration(left)}"
 
     def __rich__(self) -> RenderableType:
-        share, head, fields = self.shown
         # The bar has what the first line leaves; in a narrow terminal there is none.
+        elapsed = duration(self._elapsed())
+        progress = self._progress()
         first: list[RenderableType] = []
-        words = f"{self.activity}    {head}"
+        words = f"{self.activity}  {elapsed}    {progress}"
         width = min(24, self.console.width - len(words))
         if width > 0:
-            bar = ProgressBar(total=1.0, completed=share, width=width)
-            first = [self.activity, bar]
+            bar = ProgressBar(total=1.0, completed=self.share, width=width)
+            first = [self.activity, elapsed, bar]
         rows = Table.grid(padding=(0, 2))
-        rows.add_row(*first, Text(head, style="bold"))
+        rows.add_row(*first, Text(progress, style="bold"))
 
         # As many fields as the second line has room for.
         second = ""
-        for field in fields:
+        for field in self.fields:
             longer = f"{second}  {field}" if second else field
             if len(longer) > self.console.width:
                 break
@@ -140,19 +159,62 @@ class LiveLine:
 
 @contextmanager
 def counting(console: Console, activity: str, total: int, unit: str) -> Iterator[Callable[[int], None]]:
-    """Shows how many of `total` episodes, samples or tokens are done, with the time left; yields what is called with
-    the number."""
+    """Shows how many of `total` episodes, samples or frames are done; yields what is called with the number.
+
+    Without a terminal, a short phase is one line at its end.
+    """
     with LiveLine(console, activity, f"the first {unit}") as line:
-        begin = time.monotonic()
+        line.printed = line.started
 
         def count(done: int) -> None:
-            seconds = max(time.monotonic() - begin, 1e-9)
-            rate = done / seconds
             # A round of several environments may end more episodes than were asked for.
             shown = min(done, total)
-            line.update(Progress(shown, total, unit, rate))
+            line.update(Progress(shown, total, unit))
 
         yield count
+
+
+@contextmanager
+def playing(console: Console, activity: str, episodes: int) -> Iterator[Callable[[int, int], None]]:
+    """Shows how far episodes are that are played one after the other; yields what is called after each step with the
+    number of finished episodes, and of steps in the present one."""
+    with LiveLine(console, activity, "the first step") as line:
+        line.printed = line.started
+
+        def count(finished: int, step: int) -> None:
+            head = f"episode {finished + 1} of {episodes}  step {step}"
+            if finished == episodes:
+                head = f"{episodes} episode{'s' * (episodes > 1)}"
+            line.show(finished / episodes, head)
+
+        yield count
+
+
+class Busy:
+    """Says what a command does while that has no measure of progress, and for how long; a context manager.
+
+    In a terminal it is a line that disappears at the end; elsewhere a line that stays.
+    """
+
+    def __init__(self, console: Console, activity: str) -> None:
+        self.console = console
+        self.activity = activity
+        self.started = time.monotonic()
+        self.status = console.status(self)
+
+    def __enter__(self) -> Self:
+        if self.console.is_terminal:
+            self.status.start()
+        else:
+            say(self.console, self.activity)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.status.stop()
+
+    def __rich__(self) -> RenderableType:
+        elapsed = duration(time.monotonic() - self.started)
+        return Text(f"{self.activity}  {elapsed}")
 
 
 def say(console: Console, line: str, style: str = "") -> None:

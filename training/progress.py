@@ -1,23 +1,33 @@
-"""How far a training is and how fast: what displays and metrics show of the loop in `training.loop`."""
+"""How far a loop is, how fast, and how long it still takes: what displays and metrics show of it."""
 
+import math
 import time
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import NamedTuple
 
+SETTLED_SECONDS = 10.0
+"""Time after the first progress in which nothing is said of the time left."""
+WARM_UP_SECONDS = 5.0
+"""Time after the first progress that is not measured: caches fill, and processes start that were waited for."""
+LEAST_WINDOW = 30.0
+"""Seconds over which progress is measured, at least if there are as many; later it is half of the time."""
+MOST_WINDOW = 600.0
+"""Seconds over which progress is measured at most."""
+MARK_SECONDS = 1.0
+"""Time between two marks of `TimeLeft` that are kept."""
+
 
 class Progress(NamedTuple):
     """What a display shows after an update.
 
-    done, total: frames or steps, named by `unit`. per_second: their rate over the last seconds. texts: what else to
-    show, the most important first.
+    done, total: frames or steps, named by `unit`. texts: what else to show, the most important first.
     """
 
     done: int
     total: int
     unit: str
-    per_second: float
     texts: tuple[str, ...] = ()
 
 
@@ -77,3 +87,54 @@ class Clock:
         self.since = now
         self.idle = 0.0
         return fraction
+
+
+class TimeLeft:
+    """Estimates how long a loop still takes, from its recent progress.
+
+    What comes before the first progress (processes start, code is compiled, environments are reset) is no measure of
+    what follows, and neither are the `WARM_UP_SECONDS` after it. So no estimate is made in the first `SETTLED_SECONDS`.
+    """
+
+    def __init__(self) -> None:
+        self.share: float | None = None
+        self.first: float | None = None
+        self.marks: deque[tuple[float, float]] = deque()
+        self.latest = (0.0, 0.0)
+
+    def mark(self, share: float) -> None:
+        """Notes the share done of 1. Only a larger share than before is progress."""
+        now = time.monotonic()
+        before = self.share
+        self.share = share
+        # A resumed loop begins with a share that this one did not make.
+        if before is None or share <= before:
+            return
+        if self.first is None:
+            self.first = now
+        self.latest = (now, share)
+        if now - self.first < WARM_UP_SECONDS:
+            return
+
+        # A few marks are enough, however often progress is made.
+        is_due = not self.marks or now - self.marks[-1][0] >= MARK_SECONDS
+        if is_due:
+            self.marks.append(self.latest)
+        window = min(MOST_WINDOW, max(LEAST_WINDOW, (now - self.first) / 2))
+        # Two marks are kept in any case, so that slow progress has a rate.
+        while len(self.marks) > 2 and now - self.marks[0][0] > window:
+            self.marks.popleft()
+
+    def seconds(self) -> float:
+        """The time left; infinity as long as it is not known, and if progress takes longer than it did."""
+        now = time.monotonic()
+        if self.first is None or now - self.first < SETTLED_SECONDS or not self.marks:
+            return math.inf
+        begin, share_before = self.marks[0]
+        end, share = self.latest
+        progress = share - share_before
+        if progress <= 0:
+            return math.inf
+        seconds_per_share = (end - begin) / progress
+        left = (1 - share) * seconds_per_share - (now - end)
+        return left if left > 0 else math.inf

@@ -6,10 +6,8 @@ the other trials, each from its last checkpoint.
 
 import dataclasses
 import itertools
-import math
 import os
 import re
-import time
 import traceback
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -23,7 +21,7 @@ from storage.files import Json, read_json, replacing, require_schema, write_json
 from storage.metrics import write_hparams
 from storage.run import Run
 from training.config import Config, Configuration, RunConfig, by_full_name, from_plain, to_plain
-from training.console import LiveLine, duration, quantity, say
+from training.console import LiveLine, quantity, say
 from training.signals import StopRequest
 from training.suites import Task
 
@@ -44,6 +42,8 @@ SHORT = {"compression_rate": "rate", "compression": "", "compression_loss": "los
 """Names of fields in labels, where they differ from the field's own."""
 DEATHS = 2
 """How often a trial's process is replaced after it died. An exception ends the trial: it would be raised again."""
+TRAINED_SHARE = 0.99
+"""Share of a trial that is done when it is trained and not evaluated yet."""
 SHOW_SECONDS = 2.0
 """Longest time between two looks at what the trials have done."""
 LOCK_SECONDS = 60.0
@@ -529,7 +529,6 @@ class _Board:
             if is_finished(Run(folder / name), config):
                 self.finished.add(name)
         self.failed: dict[str, str] = {}
-        self.begin: tuple[float, float] | None = None
 
     def end(self, name: str, reason: str | None) -> None:
         """A trial has ended: for a reason, if it failed."""
@@ -540,8 +539,10 @@ class _Board:
             self.finished.add(name)
 
     def show(self, running: set[str]) -> None:
-        """Shows the share that is done of all that did not fail, the time left, and the speed of those that run."""
+        """Shows the share that is done of all that did not fail, what the running ones do, and their speed."""
         shares = []
+        training = 0
+        evaluating = 0
         rate = 0.0
         unit = ""
         for name, config in self.trials.items():
@@ -552,27 +553,22 @@ class _Board:
             # Shares, because runs may differ in what they learn from: frames, or steps with more or less in a batch.
             counter, total = config.goal
             share = row.get(counter, 0) / total
-            shares.append(min(1.0, share))
-            if name in running:
+            is_trained = share >= 1
+            most = 1.0 if name in self.finished else TRAINED_SHARE
+            shares.append(min(most, share))
+            if name in running and is_trained:
+                evaluating += 1
+            elif name in running:
+                training += 1
                 rate += row.get(f"speed/{unit}_per_second", 0.0)
 
         done = sum(shares) / max(1, len(shares))
-        left = self._time_left(done)
-        head = f"{len(self.finished)}/{len(self.trials)} runs  left {duration(left)}"
-        fields = [f"{len(running)} running", f"{quantity(rate)} {unit}/s"]
+        head = f"{len(self.finished)}/{len(self.trials)} runs"
+        fields = []
         if self.failed:
-            fields.insert(0, f"{len(self.failed)} failed")
+            fields.append(f"{len(self.failed)} failed")
+        if training:
+            fields += [f"{training} training", f"{quantity(rate)} {unit}/s"]
+        if evaluating:
+            fields.append(f"{evaluating} evaluating")
         self.line.show(done, head, fields)
-
-    def _time_left(self, done: float) -> float:
-        """Seconds until all is done, of which a share is; infinity if none was done since this command began."""
-        now = time.monotonic()
-        if self.begin is None:
-            self.begin = (now, done)
-        begin, done_before = self.begin
-        progress = done - done_before
-        if progress <= 0:
-            return math.inf
-        # What is left goes as fast as what was done since this command began.
-        seconds_per_share = (now - begin) / progress
-        return (1 - done) * seconds_per_share

@@ -365,7 +365,7 @@ class Trainer(Training):
         speed = f"{quantity(frames_per_second)} frames/s"
         # The most important text is the first: a narrow terminal cuts the others.
         texts = (steps, speed, *self.curriculum.texts(), actors)
-        return Progress(self.frames, self.config.frames, "frames", frames_per_second, texts)
+        return Progress(self.frames, self.config.frames, "frames", texts)
 
     def log(self, metrics: dict[str, float]) -> None:
         # A batch can be several updates, so their number may jump over a multiple of `log_every`.

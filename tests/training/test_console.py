@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from training.console import LiveLine, counting, duration, quantity
-from training.progress import Clock, Progress
+from training.console import Busy, LiveLine, counting, duration, playing, quantity
+from training.progress import Clock, Progress, TimeLeft
 from training.signals import stop_on_signals
 
 TEXTS = ("2.51M steps", "12.3k frames/s", "return -123.4  correct 98.7 %", "2 actors, 1 restarted")
-PROGRESS = Progress(10_048_000, 12_000_000, "frames", 12_345.0, TEXTS)
+PROGRESS = Progress(10_048_000, 12_000_000, "frames", TEXTS)
 
 
 @pytest.fixture
@@ -56,46 +56,103 @@ def test_the_clock_measures_the_last_seconds_and_idle_time(sleep: Callable[[floa
     assert clock.idle_fraction() == 0, "since the last call"
 
 
-def shown(progress: Progress | None, width: int, age: float = 60.0) -> list[str]:
-    """The lines that a terminal of a width shows, so many seconds after the start."""
-    console = Console(file=io.StringIO(), width=width, force_terminal=True, color_system=None)
-    line = LiveLine(console, "training", "the first unroll")
-    if progress:
-        line.started -= age
-        line.update(progress)
-    with console.capture() as capture:
-        console.print(line)
+def shown(line: LiveLine) -> list[str]:
+    """The lines that a terminal shows."""
+    with line.console.capture() as capture:
+        line.console.print(line)
     return capture.get().rstrip("\n").split("\n")
 
 
+def terminal_line(width: int) -> LiveLine:
+    console = Console(file=io.StringIO(), width=width, force_terminal=True, color_system=None)
+    return LiveLine(console, "training", "the first unroll")
+
+
 @pytest.mark.parametrize("width", [40, 80, 120, 160])
-def test_progress_fits_the_terminal(width: int) -> None:
-    lines = shown(PROGRESS, width)
-    assert all(len(line.rstrip()) <= width for line in lines), lines
+def test_progress_fits_the_terminal(width: int, sleep: Callable[[float], None]) -> None:
+    line = terminal_line(width)
+    assert "waiting for the first unroll" in "".join(shown(line))
+    # Two million frames in 20 seconds, and as many are left.
+    for done in range(8_000_000, 10_000_001, 100_000):
+        line.update(PROGRESS._replace(done=done))
+        sleep(1)
+    sleep(0.5)
+    lines = shown(line)
+    assert all(len(text.rstrip()) <= width for text in lines), lines
     text = " ".join(lines)
-    assert "10M/12M frames  left 2:38" in text
+    assert "10M/12M frames  left 0:18" in text
     kept = 2 if width == 40 else 3 if width < 120 else 4
     assert [field in text for field in TEXTS] == [index < kept for index in range(4)], "the least important goes first"
-    assert "waiting for the first unroll" in "".join(shown(None, width))
-    assert "left ?" in " ".join(shown(PROGRESS._replace(per_second=0.0), 100))
-    assert "left ?" in " ".join(shown(PROGRESS, 100, age=5.0)), "the first rates mean nothing"
+    if width >= 80:
+        assert "training  0:21" in text
+        sleep(3)
+        assert "training  0:24" in " ".join(shown(line)), "the time passes also without progress"
 
 
-def test_plain_lines_without_a_terminal(sleep: Callable[[float], None]) -> None:
-    """Also of an evaluation: one every 15 seconds, and the last."""
+def test_the_time_left_is_that_of_recent_progress(sleep: Callable[[float], None]) -> None:
+    """Two minutes of start and slow first seconds count for nothing, and no time is said while little is known."""
+    left = TimeLeft()
+    left.mark(0.2)  # a resumed run
+    sleep(120)
+    for number in range(1, 6):
+        left.mark(0.2 + number / 10_000)
+        assert math.isinf(left.seconds())
+        sleep(1)
+    share = 0.2005
+    for second in range(5, 65):
+        share += 0.01
+        left.mark(share)
+        # A steady speed has a steady estimate from the beginning.
+        expected = math.inf if second < 10 else (1 - share) / 0.01
+        assert left.seconds() == pytest.approx(expected)
+        sleep(1)
+    sleep(60)
+    assert math.isinf(left.seconds()), "it takes longer than it did"
+
+
+def test_progress_in_leaps_is_measured_between_them(sleep: Callable[[float], None]) -> None:
+    """Episodes of one length end together."""
+    left = TimeLeft()
+    for second in range(45):
+        left.mark(second // 8 * 8 / 80)
+        sleep(1)
+    assert left.seconds() == pytest.approx(80 - 45)
+
+
+def test_a_phase_is_one_line_without_a_terminal_unless_it_is_long(sleep: Callable[[float], None]) -> None:
     console = Console(file=io.StringIO(), width=80)
     with counting(console, "evaluating", 40, "episodes") as count:
         for done in (*range(1, 41), 40, 40):
             sleep(1)
             count(done)
-    lines = console.file.getvalue().splitlines()
-    assert [line.split()[:4] for line in lines] == [
-        ["0:01", "2.5", "%", "1/40"],
-        ["0:16", "40.0", "%", "16/40"],
-        ["0:31", "77.5", "%", "31/40"],
-        ["0:40", "100.0", "%", "40/40"],
+    with counting(console, "writing the video", 40, "frames") as count:
+        for done in range(1, 41):
+            sleep(0.1)
+            count(done)
+    with playing(console, "filming", 2) as play:
+        for finished, step in ((0, 1), (1, 0), (1, 1), (2, 0)):
+            sleep(10)
+            play(finished, step)
+    with Busy(console, "writing the page"):
+        sleep(100)
+    assert console.file.getvalue().splitlines() == [
+        "    0:15  evaluating   37.5 %  15/40 episodes  left 0:25",
+        "    0:30  evaluating   75.0 %  30/40 episodes  left 0:10",
+        "    0:40  evaluating  100.0 %  40/40 episodes",
+        "    0:04  writing the video  100.0 %  40/40 frames",
+        "    0:20  filming   50.0 %  episode 2 of 2  step 0",
+        "    0:40  filming  100.0 %  2 episodes",
+        "writing the page",
     ]
-    assert lines[1].endswith("episodes  left 0:24")
+
+
+def test_long_phases_have_few_lines(sleep: Callable[[float], None]) -> None:
+    console = Console(file=io.StringIO(), width=80)
+    with counting(console, "evaluating", 86_401, "episodes") as count:
+        for done in range(0, 86_400, 10):
+            sleep(10)
+            count(done)
+    assert 250 < len(console.file.getvalue().splitlines()) < 400, "a day"
 
 
 def test_numbers_for_people() -> None:
