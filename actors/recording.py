@@ -242,32 +242,44 @@ class _Step(NamedTuple):
 
 
 def record_episodes(
-    actor: Actor, episodes: int, max_steps: int = MAX_EPISODE_STEPS, in_detail: bool = True
+    actor: Actor,
+    episodes: int,
+    max_steps: int = MAX_EPISODE_STEPS,
+    in_detail: bool = True,
+    with_effects: bool = False,
+    progress: Callable[[int, int], None] = lambda finished, step: None,
 ) -> list[Recording]:
     """Plays and records complete episodes in the actor's first environment.
 
-    The actor is at the start of an episode; `max_steps` is that of `play_episodes`. `in_detail` asks for what takes
-    longer: counterfactuals, and the views between steps, but not where a step has more than MOST_FRAMES frames.
+    Args:
+        actor: at the start of an episode.
+        max_steps: see `play_episodes`.
+        in_detail: also record counterfactuals, and the views between steps, but not where a step has more than
+            MOST_FRAMES frames. Films are smooth with these views.
+        with_effects: also compute at each step what memory caused, see `actors.causes`. Pages show it, films do not,
+            and a step takes about twice as long.
+        progress: called after each step with the number of finished episodes, and of steps in the present one.
     """
-    recorder = _Recorder(actor, max_steps, in_detail)
+    recorder = _Recorder(actor, max_steps, in_detail, with_effects)
     recordings: list[Recording] = []
     with actor.acting():
         while len(recordings) < episodes:
             episode = recorder.play()
-            if episode is None:
-                continue
-            recording = recorder.finish(episode)
-            recordings.append(recording)
+            if episode is not None:
+                recording = recorder.finish(episode)
+                recordings.append(recording)
+            progress(len(recordings), len(recorder.steps))
     return recordings
 
 
 class _Recorder:
     """Plays an actor step by step, and notes what a `Recording` has of each. Only within the actor's `acting`."""
 
-    def __init__(self, actor: Actor, max_steps: int, in_detail: bool) -> None:
+    def __init__(self, actor: Actor, max_steps: int, in_detail: bool, with_effects: bool) -> None:
         self.actor = actor
         self.max_steps = max_steps
-        self.in_detail = in_detail
+        # Only the slots of a transformer can be left out one after the other.
+        self.with_effects = with_effects and isinstance(actor.agent.core, Transformer)
         self.steps: list[_Step] = []
         self.begin: State = None  # of the core, before the episode
 
@@ -358,8 +370,8 @@ class _Recorder:
     def _effects(
         self, before: State, core_input: torch.Tensor, action: torch.Tensor, slots: tuple[np.ndarray, ...]
     ) -> Effects | None:
-        """What memory caused of the first row's action."""
-        if not self.in_detail or not isinstance(self.actor.agent.core, Transformer):
+        """What memory caused of the first row's action; None if that was not asked for."""
+        if not self.with_effects:
             return None
         return effects(self.actor.agent, before, core_input, action, slots)
 

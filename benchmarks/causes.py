@@ -40,7 +40,7 @@ def measure(options: Options) -> dict[str, Any]:
     found: dict[str, Any] = {"episodes": options.episodes}
     for path in options.runs:
         player = load_trained_agent(Run(path))
-        recordings = record(player.config, player.agent, options.episodes, options.seed)
+        recordings = record(player.config, player.agent, options.episodes, options.seed, with_effects=True)
         found[str(path)] = _of_run(recordings)
     if options.plot:
         _draw(found, [str(path) for path in options.runs], options.plot)

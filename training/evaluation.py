@@ -179,11 +179,13 @@ def record(
     sample: bool = True,
     env: str | None = None,
     in_detail: bool = True,
+    with_effects: bool = False,
+    progress: Callable[[int, int], None] = lambda finished, step: None,
 ) -> list[Recording]:
     """Plays episodes of the first task one after the other and keeps every step of them.
 
-    An environment whose observations are no images is asked to draw itself. `in_detail` is that of
-    `record_episodes`.
+    An environment whose observations are no images is asked to draw itself. `in_detail`, `with_effects` and `progress`
+    are those of `record_episodes`.
     """
     shown = tasks(env or tested_on(config))[0]
     # People see nothing in a vector.
@@ -192,7 +194,8 @@ def record(
         shown = drawing(shown)
     actor = make_evaluator(config, agent, 1, seed, sample, shown, film=True)
     try:
-        return record_episodes(actor, episodes, config.actors.max_episode_steps, in_detail)
+        max_steps = config.actors.max_episode_steps
+        return record_episodes(actor, episodes, max_steps, in_detail, with_effects, progress)
     finally:
         actor.close()
 

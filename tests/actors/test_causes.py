@@ -22,14 +22,14 @@ COMPRESSIVE = CompressiveTransformerConfig(8, 2, 2, 8, **SIZES, compressed_size=
 ROUTING = RoutingTransformerConfig(8, 2, 2, 8, **SIZES, window=2, clusters=2, groups=2)
 
 
-def recorded(core: CoreConfig, in_detail: bool = True) -> Recording:
+def recorded(core: CoreConfig, with_effects: bool = True) -> Recording:
     torch.manual_seed(0)
     envs = make_vector(ENV, 2)
     shape = envs.single_observation_space.shape
     config = AgentConfig(torso="small", torso_size=8, core=core, skip=True)
     agent = Agent(config, shape, int(envs.single_action_space.n))
     agent.policy.weight.data.mul_(300)  # it begins nearly uniform
-    (recording,) = record_episodes(Actor(envs, agent, actor_id=0, seed=3), 1, in_detail=in_detail)
+    (recording,) = record_episodes(Actor(envs, agent, actor_id=0, seed=3), 1, with_effects=with_effects)
     return recording
 
 
@@ -122,9 +122,9 @@ def test_a_dependence_that_was_put_there_is_found() -> None:
     assert found.slots.max() > 3 * others.max()
 
 
-def test_effects_are_asked_of_cores_with_attention_in_detail() -> None:
+def test_effects_are_computed_where_asked_for_of_cores_with_attention() -> None:
     assert recorded(LSTMConfig(8)).effects is None
-    assert recorded(COMPRESSIVE, in_detail=False).effects is None
+    assert recorded(COMPRESSIVE, with_effects=False).effects is None
     assert agreement([recorded(LSTMConfig(8))]) is None
 
 
@@ -139,7 +139,7 @@ def test_agreement_counts_decisive_steps() -> None:
         Effects(nothing, nothing, np.array([0, 0]), 2.4),  # more than a tenth
         Effects(nothing, nothing, np.array([1, 1]), 3.0),
     )
-    recording = replace(recorded(COMPRESSIVE, in_detail=False), attention=(attention,), effects=found)
+    recording = replace(recorded(COMPRESSIVE, with_effects=False), attention=(attention,), effects=found)
     assert agreement([recording]) == {"agree": 1, "of": 2, "steps": STRETCH}
     less = (found[0], found[1]._replace(stretch_effect=2.2), found[2])
     assert agreement([replace(recording, effects=less)]) == {"agree": 0, "of": 1, "steps": STRETCH}
