@@ -42,6 +42,7 @@ train: venv  ## train the Compressive Transformer agent on two CPU cores, under 
 
 demo: venv  ## play a trained agent, and write a video and a page of what it attends to: seconds
 	$(BIN)/compressive visualize pretrained/level --seed 9 --output demo $(ARGS)
+	@echo "train an agent of your own, in under 10 minutes: make train"
 
 compare: venv  ## compare compression rates on a task of memory: 20 runs, an hour of two fast cores
 	$(BIN)/compressive compare --preset memory --rates 1 2 4 8 --seeds 0 1 2 3 4 $(ARGS)

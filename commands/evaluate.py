@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -17,7 +18,7 @@ from storage.files import format_json, is_url, require_output
 from storage.remote import opened
 from storage.run import Run
 from training.config import core_name
-from training.console import counting, say_all, say_skipped
+from training.console import Busy, counting, playing, say_all, say_skipped
 from training.evaluation import TrainedAgent, load_trained_agent, play, play_script, record, summarize
 
 
@@ -36,25 +37,37 @@ def evaluate(options: EvaluateOptions) -> None:
         evaluated = []
         for name, player in zip(options.runs, players):
             run, config, agent, env, checkpoint = player
-            with counting(console, name, options.episodes * len(tasks(env)), "episodes") as progress:
+            count = options.episodes * len(tasks(env))
+            shown = name if is_url(name) else run.name
+            with counting(console, f"playing {shown}", count, "episodes") as progress:
                 episodes = play(config, agent, options.episodes, options.seed, not options.greedy, env, progress)
             place = str(checkpoint.path).replace(str(run), name) if is_url(name) else str(checkpoint.path)
             about = {"run": name, "checkpoint": place, "core": core_name(config)}
             evaluated.append(about | summarize(episodes, env))
     if options.video:
-        from reports.video import film
-
-        _, config, agent, env, _ = players[0]
-        with console.status("filming"), user_errors("video"):
-            film(record(config, agent, 2, options.seed, not options.greedy, env), options.video)
+        _film(players[0], options, options.video, console)
     _print(evaluated, options, console)
+
+
+def _film(player: TrainedAgent, options: EvaluateOptions, video: Path, console: Console) -> None:
+    """Films two episodes."""
+    # Only here, because machines that evaluate may have no PyAV.
+    from reports.episode import show_film
+
+    with user_errors("video"):
+        with playing(console, "filming", 2) as progress:
+            sample = not options.greedy
+            recordings = record(player.config, player.agent, 2, options.seed, sample, player.env, progress=progress)
+        show_film(recordings, video, console)
 
 
 @contextmanager
 def opened_runs(names: Sequence[str], console: Console) -> Iterator[list[Run]]:
     """Runs by folder or URL; those of URLs are copied, and the copies are removed at the end."""
     with ExitStack() as stack:
-        with user_errors(), console.status("downloading") if any(map(is_url, names)) else nullcontext():
+        are_remote = any(map(is_url, names))
+        downloading = Busy(console, "downloading") if are_remote else nullcontext()
+        with user_errors(), downloading:
             runs = [stack.enter_context(opened(name)) for name in names]
         yield runs
 
@@ -77,7 +90,7 @@ def _play_script(options: EvaluateOptions, console: Console) -> dict[str, Any]:
     with user_errors():
         prepare(env)
         count = options.episodes * len(tasks(env))
-        with counting(console, options.policy, count, "episodes") as progress:
+        with counting(console, f"playing {options.policy}", count, "episodes") as progress:
             steps = limits.max_episode_steps
             episodes = play_script(options.policy, env, options.episodes, options.seed, steps, progress)
     return {"policy": options.policy, **summarize(episodes, env)}

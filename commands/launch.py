@@ -23,7 +23,7 @@ from reports.tables import evaluation_rows, print_evaluations
 from storage.errors import UserError, user_errors
 from storage.run import Run
 from training.config import core_name, permissions
-from training.console import LiveLine, counting, program, quantity, say, say_all, say_skipped
+from training.console import Busy, LiveLine, counting, playing, program, quantity, say, say_all, say_skipped
 from training.evaluation import evaluate, record, recording_title, tested_on
 from training.factories import acting_device, interface, learning_device, unroll_bytes
 from training.presets import describe_preset
@@ -38,7 +38,7 @@ def launch(options: LaunchOptions) -> None:
     path = options.run or Path("runs") / f"{time.strftime('%Y%m%d-%H%M%S')}-{core_name(config)}"
     run = Run(path if options.new_folder else str(options.resume))
     _require_lasting(run)
-    with console.status("preparing the environment (compiled once, then cached)"), user_errors():
+    with Busy(console, "preparing the environment (compiled once, then cached)"), user_errors():
         limit_calls(config.actors.step_seconds)
         env = prepare(config.env, options.skip_missing_levels and not options.resume)
         if left_out := set(tasks(config.env)) - set(tasks(env)):
@@ -132,7 +132,7 @@ def _ray(options: LaunchOptions, trainer: Trainer, console: Console) -> contextl
 def _finish(trainer: Trainer, seconds: float, console: Console) -> None:
     """Evaluates and films the trained agent, and prints the results."""
     run, allowed = trainer.run, permissions(trainer.config)
-    summary, shown = evaluate_and_film(trainer, console)
+    summary, shown = evaluate_and_film(trainer, console, with_effects=True)
     trainer.finish(summary)
     rows = evaluation_rows(summary)
     rows["frames, steps"] = f"{quantity(trainer.frames)}, {quantity(trainer.learner.steps)}"
@@ -147,19 +147,33 @@ def _finish(trainer: Trainer, seconds: float, console: Console) -> None:
     say_all(console, {"curves": f"{program('tensorboard')} --logdir {folder}"} | lines)
 
 
-def evaluate_and_film(trainer: Trainer, console: Console) -> tuple[dict[str, Any], dict[str, str]]:
-    """Evaluates a trained agent and films it: the evaluation's summary, and where video and page are."""
-    config, run, shown = trainer.config, trainer.run, dict[str, str]()
+def evaluate_and_film(trainer: Trainer, console: Console, with_effects: bool) -> tuple[dict[str, Any], dict[str, str]]:
+    """Evaluates a trained agent and films it: the evaluation's summary, and where video and page are.
+
+    `with_effects`: whether the page shows what memory caused; see `actors.recording.record_episodes`.
+    """
+    config = trainer.config
     count = config.eval_episodes * len(tasks(tested_on(config)))
     with counting(console, "evaluating", count, "episodes") as progress:
         summary = evaluate(config, trainer.agent, progress)
-    if config.video_episodes:
-        from reports.episode import show
-        from reports.tensorboard import log_recordings
+    if config.video_episodes == 0:
+        return summary, {}
+    return summary, _film(trainer, console, with_effects)
 
-        recordings = record(config, trainer.agent.alone().to("cpu"), config.video_episodes)
-        run.require()
-        title = recording_title(run, config, trainer.learner.steps)
-        shown = show(recordings, run.videos / "final", title, core_name(config), run.path)
-        log_recordings(run.path, trainer.learner.steps, recordings)
-    return summary, shown
+
+def _film(trainer: Trainer, console: Console, with_effects: bool) -> dict[str, str]:
+    """Films a trained agent; returns where video and page are."""
+    # Only here, because machines that train may have no PyAV.
+    from reports.episode import show
+    from reports.tensorboard import log_recordings
+
+    config = trainer.config
+    run = trainer.run
+    agent = trainer.agent.alone().to("cpu")
+    with playing(console, "filming", config.video_episodes) as progress:
+        recordings = record(config, agent, config.video_episodes, with_effects=with_effects, progress=progress)
+    run.require()
+    title = recording_title(run, config, trainer.learner.steps)
+    shown = show(recordings, run.videos / "final", title, core_name(config), run.path, console)
+    log_recordings(run.path, trainer.learner.steps, recordings)
+    return shown

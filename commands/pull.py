@@ -11,7 +11,7 @@ from storage.files import is_url, new_folder
 from storage.remote import SCHEME, copy_run, require_hub_name
 from storage.run import Run
 from training.config import checkpoint_place, read_config
-from training.console import program, say, say_all
+from training.console import Busy, program, say, say_all
 
 
 def pull(options: PullOptions) -> None:
@@ -24,7 +24,7 @@ def pull(options: PullOptions) -> None:
     folder = options.output or Path("runs") / url.rstrip("/").rpartition("/")[2].partition("@")[0]
     if folder.exists():
         raise UserError(f"output: expected a new folder, and {folder} exists")
-    with user_errors(), console.status("downloading"):
+    with user_errors(), Busy(console, "downloading"):
         folder.parent.mkdir(parents=True, exist_ok=True)
         with new_folder(folder) as temporary:
             copy_run(url, temporary)

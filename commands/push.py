@@ -12,7 +12,7 @@ from storage.errors import UserError, user_errors
 from storage.files import Json, read_json
 from storage.remote import push_folder, require_login
 from storage.run import Run
-from training.console import program, say, say_all
+from training.console import Busy, playing, program, say, say_all
 from training.evaluation import load_trained_agent, record
 from training.sharing import share
 
@@ -31,7 +31,7 @@ def push(options: PushOptions) -> None:
             share(run, folder, options.allow)
             _describe(run, folder, name, options, console)
         size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
-        with console.status("uploading"), user_errors():
+        with Busy(console, "uploading"), user_errors():
             address = push_folder(folder, name, options.private, f"{run.name} of compressive-impala")
     say_all(console, {"pushed": f"{size / 1e6:.1f} MB", "address": address})
     say(console, f"play with it: {program()} evaluate hf://{name}")
@@ -41,12 +41,12 @@ def _describe(run: Run, folder: Path, name: str, options: PushOptions, console: 
     """Adds a film, a curve and the card, which says of the run what the shared files do not."""
     data = page_data(run, read_rows(run))
     if options.video_episodes:
-        from reports.video import film
+        from reports.episode import show_film
 
         player = load_trained_agent(Run(folder), options.allow)
-        with console.status("filming"):
-            recordings = record(player.config, player.agent, options.video_episodes)
-            film(recordings, folder / FILM)
+        with playing(console, "filming", options.video_episodes) as progress:
+            recordings = record(player.config, player.agent, options.video_episodes, progress=progress)
+        show_film(recordings, folder / FILM, console)
     chart = main_chart(data)
     if chart:
         from reports.figures import draw_chart

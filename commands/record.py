@@ -16,7 +16,7 @@ def record(options: RecordOptions) -> None:
         new_dataset(options.minari)
     with opened_runs([options.run], console) as (run,):
         player = load(run, options, console, options.env)
-        with counting(console, options.run, options.episodes, "episodes") as progress, user_errors("minari"):
+        with counting(console, "playing", options.episodes, "episodes") as progress, user_errors("minari"):
             sample = not options.greedy
             folder = write_dataset(options.minari, player, options.episodes, options.seed, sample, progress)
     size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())

@@ -4,6 +4,7 @@ from typing import Any
 
 from rich.console import Console
 
+from actors.recording import Recording
 from commands.evaluate import load
 from commands.options import ReportOptions
 from envs import EnvironmentFailed
@@ -16,8 +17,8 @@ from storage.errors import UserError, user_errors
 from storage.files import require_output
 from storage.run import Run
 from training.config import core_name, read_config
-from training.console import say, say_all
-from training.evaluation import record
+from training.console import playing, say, say_all
+from training.evaluation import TrainedAgent, record
 
 
 def report(options: ReportOptions) -> None:
@@ -38,6 +39,13 @@ def report(options: ReportOptions) -> None:
     say_how_to_resume(console, run, config, data["facts"]["state"])
 
 
+def _play(player: TrainedAgent, episodes: int, seed: int, options: ReportOptions, console: Console) -> list[Recording]:
+    """Recorded episodes."""
+    with playing(console, "playing", episodes) as progress:
+        sample = not options.greedy
+        return record(player.config, player.agent, episodes, seed, sample, in_detail=False, progress=progress)
+
+
 def _memory(run: Run, options: ReportOptions, console: Console) -> dict[str, Any]:
     """Of some episodes, attention by bucket of memory, or why there is none; and what compression keeps."""
     if options.episodes == 0:
@@ -46,11 +54,10 @@ def _memory(run: Run, options: ReportOptions, console: Console) -> dict[str, Any
         player = load(Run(run.path.absolute()), options, console)  # "." would be in every sentence
         if not hasattr(player.agent.core, "attention_by_kind"):
             return {"buckets": {"why": f"This run's core ({core_name(player.config)}) has no attention."}}
-        with console.status("playing"):
-            sample, count = not options.greedy, 8 if options.episodes is None else options.episodes
-            played = record(player.config, player.agent, count, options.seed, sample, in_detail=False)
-            if options.episodes is None and played[0].situations and played[0].compressed:
-                played += record(player.config, player.agent, 64, options.seed + 1, sample, in_detail=False)
+        count = 8 if options.episodes is None else options.episodes
+        played = _play(player, count, options.seed, options, console)
+        if options.episodes is None and played[0].situations and played[0].compressed:
+            played += _play(player, 64, options.seed + 1, options, console)
         return {"buckets": attention_by_bucket(played), "kept": what_is_kept(played)}
     except (UserError, EnvironmentFailed) as error:
         why = f"Nothing could be played: {error}".replace(str(run.path.absolute()), run.name)

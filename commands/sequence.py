@@ -33,7 +33,7 @@ from storage.errors import user_errors
 from storage.files import read_json, write_json
 from storage.run import Run, absolute
 from training.config import read_config
-from training.console import LiveLine, counting, program, quantity, say, say_all, say_skipped
+from training.console import Busy, LiveLine, counting, program, quantity, say, say_all, say_skipped
 from training.signals import stop_on_signals
 
 
@@ -111,9 +111,13 @@ def _describe(trainer: SequenceTrainer, core: str, again: str, console: Console)
 
 def _open_data(config: SequenceConfig, run: Run | None, console: Console) -> Modality:
     """Opens the data with a message; names files that are left out."""
-    status = console.status("preparing the data (once, then cached)")
-    with status, user_errors(), warnings.catch_warnings(record=True) as skipped:
-        data = open_data(config, run, lambda done, total: status.update(f"preparing file {done} of {total}"))
+    busy = Busy(console, "preparing the data (once, then cached)")
+
+    def count(done: int, total: int) -> None:
+        busy.activity = f"preparing file {done} of {total}"
+
+    with busy, user_errors(), warnings.catch_warnings(record=True) as skipped:
+        data = open_data(config, run, count)
     for warning in skipped:
         say(console, str(warning.message), "yellow")
     return data

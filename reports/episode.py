@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from rich.console import Console
 
 from actors.causes import STRETCH, Effects
 from actors.recording import Recording
@@ -17,8 +18,9 @@ from reports.actions import Column, columns, means, received
 from reports.compression import what_is_kept
 from reports.pages import packed, rounded, write_page
 from reports.report import pages_about
-from reports.video import film
+from reports.video import count_frames, film
 from reports.views import panels, views, webp, what_is_seen
+from training.console import Busy, counting
 
 PAGE_BYTES = 15_000_000
 """Largest size of a page, so that it opens quickly; what does not fit is left out, and the page says so."""
@@ -30,7 +32,9 @@ DECISIVE = 10.0
 """By how much the odds of an action fall without what decided it."""
 
 
-def show(recordings: Sequence[Recording], stem: Path, title: str, core: str, run: Path) -> dict[str, str]:
+def show(
+    recordings: Sequence[Recording], stem: Path, title: str, core: str, run: Path, console: Console
+) -> dict[str, str]:
     """Writes the video and the page of recorded episodes; returns where they are.
 
     Args:
@@ -39,11 +43,21 @@ def show(recordings: Sequence[Recording], stem: Path, title: str, core: str, run
         title: of the page.
         core: name of the agent's core.
         run: its folder, to whose report the page has a link, if there is one.
+        console: where the progress is shown.
     """
-    film(recordings, stem.with_suffix(".mp4"))
-    page, data = stem.with_suffix(".html"), page_data(recordings, title, core)
-    write_page(page, "episode", data | {"related": pages_about(run, page)})
-    return {"video": str(stem.with_suffix(".mp4")), "page": f"{page}  (open it in a browser)"}
+    video = stem.with_suffix(".mp4")
+    page = stem.with_suffix(".html")
+    show_film(recordings, video, console)
+    with Busy(console, "writing the page"):
+        data = page_data(recordings, title, core)
+        write_page(page, "episode", data | {"related": pages_about(run, page)})
+    return {"video": str(video), "page": f"{page}  (open it in a browser)"}
+
+
+def show_film(recordings: Sequence[Recording], video: Path, console: Console) -> None:
+    """Writes the video of recorded episodes, and shows the progress."""
+    with counting(console, "writing the video", count_frames(recordings), "frames") as progress:
+        film(recordings, video, progress)
 
 
 def page_data(recordings: Sequence[Recording], title: str, core: str, limit: int = PAGE_BYTES) -> dict[str, Any]:

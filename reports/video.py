@@ -1,7 +1,7 @@
 """Video: recorded episodes as MP4, with what the agent did, expected and attended to beside its view."""
 
 import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -10,7 +10,7 @@ import av
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
-from actors.recording import Recording
+from actors.recording import RENDERED_STEPS, Recording
 from reports.actions import columns, received, value_in_words
 from reports.views import BACKGROUND, Look, Panel, coloured, looks, panels, views
 from storage.files import replacing
@@ -28,25 +28,42 @@ GOOD, BAD = (92, 184, 92), (224, 92, 84)
 COLOURS = {"routed": (186, 104, 200), "compressed": (226, 122, 63), "memory": (69, 178, 157), "segment": (90, 140, 230)}
 
 
-def film(recordings: Sequence[Recording], path: Path) -> None:
+def film(recordings: Sequence[Recording], path: Path, progress: Callable[[int], None] = lambda frames: None) -> None:
     """Writes episodes to one MP4 (H.264), one after the other, in real time. The file is complete, or as it was before.
 
-    An episode ends where its pictures do; see `reports.views.views`.
+    An episode ends where its pictures do; see `reports.views.views`. `progress` is called with the number of frames
+    that are drawn, of those that `count_frames` says.
 
     Raises:
         OSError: if it cannot be written, or would replace what is not a regular file.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     first = recordings[0]
-    frames = 1 if first.between is None else 1 + first.between.shape[1]
-    fps, attends = round(first.fps * frames), bool(first.attention)
+    fps, attends = round(first.fps * frames_of_step(first)), bool(first.attention)
     with replacing(path) as temporary, av.open(str(temporary.absolute()), "w", format="mp4") as container:
         stream = container.add_stream("libx264", rate=fps, options={"crf": "28", "preset": "veryfast"})
         stream.width, stream.height = VIEW[0] + PANEL, VIEW[1] + STRIP * attends
         stream.pix_fmt, stream.time_base = "yuv420p", Fraction(1, fps)
-        for picture in pictures(recordings):
+        for number, picture in enumerate(pictures(recordings), 1):
             container.mux(stream.encode(av.VideoFrame.from_ndarray(picture, format="rgb24")))
+            progress(number)
         container.mux(stream.encode(None))
+
+
+def frames_of_step(recording: Recording) -> int:
+    """Frames of the video for each step: the view at the step, and those up to the next one if they were recorded."""
+    if recording.between is None:
+        return 1
+    return 1 + recording.between.shape[1]
+
+
+def count_frames(recordings: Sequence[Recording]) -> int:
+    """Frames of the video of episodes."""
+    frames = 0
+    for recording in recordings:
+        steps = min(RENDERED_STEPS, len(recording.actions))
+        frames += steps * frames_of_step(recording)
+    return frames
 
 
 def pictures(recordings: Sequence[Recording]) -> Iterator[np.ndarray]:

@@ -22,6 +22,7 @@ from rich.console import Console
 from actors import ClusterError
 from envs.caches import is_writable
 from storage.errors import UserError
+from training.console import Busy
 
 if TYPE_CHECKING:
     from ray.util.metrics import Gauge
@@ -76,7 +77,8 @@ def start_ray(address: str | None, cpus: int, store: int, console: Console, reme
     # Ray's processes inherit that hang-ups are ignored: the terminal may close, the last unrolls still arrive.
     hang_up = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
-        with console.status("starting Ray" if address is None else f"joining {address}"):
+        activity = "starting Ray" if address is None else f"joining {address}"
+        with Busy(console, activity):
             # Ray itself would wait for minutes.
             if address:
                 _require_head(address)

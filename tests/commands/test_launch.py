@@ -41,8 +41,12 @@ def test_the_files_of_a_run(finished: tuple[Path, str]) -> None:
         assert path in printed
     assert "\x1b" not in printed
     assert "\r" not in printed
-    assert re.search(r"100\.0 %  \S+/\S+ frames  left 0:00  \S+ steps  \S+ frames/s .* 1 actor", printed)
-    assert re.search(r"100\.0 %  2/2 episodes  left 0:00", printed)
+    assert re.search(r"training  100\.0 %  \S+/\S+ frames  \S+ steps  \S+ frames/s .* 1 actor", printed)
+    phases = ["training", "evaluating", "filming", "writing the video", "writing the page", "\nfinished\n"]
+    places = [printed.index(phase) for phase in phases]
+    assert places == sorted(places)
+    assert all(printed.count(phase) == 1 for phase in phases[1:]), "a line each"
+    assert re.search(r"evaluating  100\.0 %  2/2 episodes", printed)
     with av.open(str(folder / "videos" / "final.mp4")) as video:
         stream = video.streams.video[0]
         assert (stream.width, stream.height, stream.average_rate) == (920, 600, 60)
