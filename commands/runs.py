@@ -24,6 +24,7 @@ def runs(options: RunsOptions) -> None:
         state = Text(f"  {entry.state}", STYLES.get(entry.state.partition(";")[0], "yellow"))
         facts = [entry.about, entry.progress, ago(entry.age)]
         console.print(Text.assemble(state, *(f"  {fact}" for fact in facts if fact)), soft_wrap=True)
-        for line in (entry.error, entry.score, entry.next):
+        score = str(entry.score or "")
+        for line in (entry.error, score, entry.next):
             if line:
                 say(console, f"  {line}")

@@ -7,6 +7,7 @@ from typing import Any
 from rich.console import Console
 
 from commands.options import StatusOptions
+from reports.overview import read_entry
 from reports.tables import number, progress_rows, say_how_to_resume, since
 from sequences.kinds import CONFIGS
 from storage import checkpoints
@@ -20,33 +21,44 @@ def status(options: StatusOptions) -> None:
     """Runs the command."""
     run, console = Run(options.run), Console()
     with user_errors():
-        kind, _ = run.read_kind()
-        config = read_config(run, CONFIGS[kind])
+        entry = read_entry(run.name, run)
+        config = read_config(run, CONFIGS[entry.kind])
         row = run.last_row()
-        lines = {"state": run.state(row, *config.goal)}
-        if kind == "launch":
-            lines |= {"environment": config.env, "core": core_name(config)} | progress_rows(config, row)
+        lines = {"run": str(run), "state": entry.state}
+        if entry.kind == "launch":
+            lines["environment"] = config.env
         else:
-            lines |= {"kind": kind, "core": core_name(config)} | _sequence_rows(run, config, row)
+            lines["kind"] = entry.kind
+        lines["core"] = core_name(config)
+        # The same words as those of `compressive runs`.
+        if row:
+            lines["progress"] = entry.progress
+        if entry.score is not None:
+            lines["score"] = str(entry.score)
+        if entry.kind == "launch":
+            lines |= progress_rows(config, row)
+        else:
+            lines |= _sequence_rows(run, row)
         lines |= _last_checkpoint(config, run, options.allow)
-    say_all(console, {"run": str(run), **lines})
-    say_how_to_resume(console, run, config, lines["state"])
+    say_all(console, lines)
+    say_how_to_resume(console, run, config, entry.state)
 
 
-def _sequence_rows(run: Run, config: Any, row: dict[str, Any]) -> dict[str, str]:
+def _sequence_rows(run: Run, row: dict[str, Any]) -> dict[str, str]:
     """The last rows of metrics of a run of a sequence model, in words; a token of speech is a sample of sound."""
-    lines, valid, total = {}, run.last_row("valid/nll"), config.learner.steps
+    lines: dict[str, str] = {}
+    valid = run.last_row("valid/nll")
     if row:
         lines = {
-            "steps": f"{quantity(row['step'])} of {quantity(total)} ({100 * min(1, row['step'] / total):.1f} %)",
             "tokens/s": quantity(row.get("speed/tokens_per_second", math.nan)),
-            "loss": number(row, "loss/nll", ".4f", unit=" nats a token"),
+            "loss in training": number(row, "loss/nll", ".4f", unit=" nats a token"),
             "gradient": f"norm {number(row, 'gradient/norm', '.3g')}",
             "measured": since(row.get("time", math.nan)),
         }
-    for name in (name for name in valid if name.startswith("valid/")):
-        words = name.replace("/", " ").replace("_", " ")
-        lines[words] = f"{number(valid, name, '.4f')} at step {quantity(valid['step'])}"
+    for name in valid:
+        if name.startswith("valid/"):
+            words = name.replace("/", " ").replace("_", " ")
+            lines[words] = f"{number(valid, name, '.4f')} at step {quantity(valid['step'])}"
     return lines
 
 

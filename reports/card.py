@@ -10,7 +10,7 @@ LIBRARY = "compressive-impala"
 CURVE, FILM = "curve.png", "replay.mp4"
 """Files beside the card; the Hub itself plays a film of that name."""
 
-TRAINING = ("environment", "core", "frames", "training time")
+TRAINING = ("environment", "core", "progress", "training time")
 """Facts of the run that matter to others."""
 FILES = (
     "All options are in `config.json`, the curves in `metrics.jsonl`. The weights are safetensors in half precision; "

@@ -15,7 +15,7 @@ from reports.comparison import KIND, interval_of
 from reports.pages import mean
 from reports.tables import next_command, with_interval
 from sequences.kinds import CONFIGS
-from storage.files import read_json
+from storage.files import Json, read_json
 from storage.metrics import sample_metrics
 from storage.run import Run
 from training.config import by_full_name, core_name, read_config
@@ -55,17 +55,16 @@ class Score(NamedTuple):
 
     def __str__(self) -> str:
         parts = [self.name, *self.texts]
-        if self.training:
-            parts.append("in training")
         if self.tasks:
             parts.append(f"mean of {self.tasks} tasks")
+        parts.append("in training" if self.training else "in the evaluation")
         return " ".join(part for part in parts if part)
 
 
 class Entry(NamedTuple):
     """A run in words. name: its path below the folder that was searched. state: "damaged" if it cannot be read, and
-    `error` then says why. data: its environment or corpus. share: of the training that is done, 0 to 1. age: seconds
-    since its last row of metrics."""
+    `error` then says why. data: its environment or corpus. share: of the training that is done, 0 to 1. amounts,
+    progress: see `amounts_text` and `progress_text`. age: seconds since its last row of metrics."""
 
     run: Run
     name: str
@@ -74,6 +73,7 @@ class Entry(NamedTuple):
     data: str = ""
     about: str = ""
     share: float = 0.0
+    amounts: str = ""
     progress: str = ""
     score: Score | None = None
     age: float = math.inf
@@ -124,40 +124,82 @@ def find_runs(folder: Path) -> dict[str, Run]:
 def describe(name: str, run: Run) -> Entry:
     """A run in words; one that cannot be read is "damaged"."""
     try:
-        kind, _ = run.read_kind()
-        config = read_config(run, CONFIGS[kind])
-        row, (counter, total) = run.last_row(), config.goal
-        state = run.state(row, counter, total)
+        return read_entry(name, run)
     except (OSError, ValueError) as error:
         return Entry(run, name, "damaged", error=str(error))
-    summary: dict[str, Any] = {}
-    with suppress(OSError, ValueError):
-        evaluation = read_json(run.evaluation_file())
-        summary = evaluation if isinstance(evaluation, dict) else {}
-    done = row.get(counter, 0.0)
-    if done > total:
-        done = float(total)
-    elif not done >= 0:  # negative or NaN
-        done = 0.0
-    data = config.env if kind == "launch" else str(getattr(config.corpus, "path", config.corpus) or kind)
-    data = config.path if data == "folder" else data
-    about, age = f"{core_name(config)} on {data}", time.time() - row.get("time", math.nan)
-    age = max(age, 0.0) if math.isfinite(age) else math.inf
-    progress = f"{quantity(done)} of {quantity(total)} {'frames' if kind == 'launch' else 'steps'}"
+
+
+def read_entry(name: str, run: Run) -> Entry:
+    """A run in words. Raises an OSError or a ValueError for one that cannot be read."""
+    kind, _ = run.read_kind()
+    config = read_config(run, CONFIGS[kind])
+    row = run.last_row()
+    counter, total = config.goal
+    state = run.state(row, counter, total)
+    done = amount(row, counter)
+    data = _data(kind, config)
     return Entry(
         run=run,
         name=name,
         state=state,
         kind=kind,
         data=data,
-        about=about,
-        share=done / total,
-        progress=progress,
-        score=read_score(kind, summary, row),
-        age=age,
+        about=f"{core_name(config)} on {data}",
+        share=min(1.0, done / total),
+        amounts=amounts_text(kind, done, total),
+        progress=progress_text(kind, done, total),
+        score=read_score(kind, read_summary(run), row),
+        age=_age(row),
         next=next_command(run, config, state),
         config=config,
     )
+
+
+def _data(kind: str, config: Any) -> str:
+    """What a run learns from: an environment, a corpus or a folder."""
+    if kind == "launch":
+        return str(config.env)
+    corpus = str(getattr(config.corpus, "path", config.corpus) or kind)
+    if corpus == "folder":
+        return str(config.path)
+    return corpus
+
+
+def _age(row: Mapping[str, Any]) -> float:
+    """Seconds since a row of metrics; infinity if that is unknown."""
+    age = time.time() - row.get("time", math.nan)
+    if not math.isfinite(age):
+        return math.inf
+    return max(age, 0.0)
+
+
+def read_summary(run: Run) -> Json:
+    """The summary of a run's evaluation; empty if there is none that can be read."""
+    with suppress(OSError, ValueError):
+        evaluation = read_json(run.evaluation_file())
+        if isinstance(evaluation, dict):
+            return evaluation
+    return {}
+
+
+def amount(row: Mapping[str, Any], counter: str) -> float:
+    """What a row of metrics says was learned from; 0 for a damaged row, in which it is negative or NaN."""
+    done = float(row.get(counter, 0.0))
+    if not done >= 0:
+        return 0.0
+    return done
+
+
+def amounts_text(kind: str, done: float, total: int) -> str:
+    """What a run has learned from, and all that it is to learn from: frames of an agent, steps of a sequence model."""
+    unit = "frames" if kind == "launch" else "steps"
+    return f"{quantity(done)} of {quantity(total)} {unit}"
+
+
+def progress_text(kind: str, done: float, total: int) -> str:
+    """The same with the share."""
+    share = min(1.0, done / total)
+    return f"{amounts_text(kind, done, total)} ({100 * share:.1f} %)"
 
 
 def read_score(kind: str, evaluation: Mapping[str, Any], row: Mapping[str, Any]) -> Score | None:

@@ -24,6 +24,7 @@ from envs.registry import parse_spec, rooms_config
 from envs.rooms.config import RoomsConfig
 from envs.rooms.level import rule
 from reports.comparison import KIND
+from reports.overview import amount, progress_text
 from reports.pages import mean, points, rounded
 from reports.tables import evaluation_rows, number, progress_rows
 from sequences.kinds import CONFIGS, PRESETS
@@ -114,10 +115,13 @@ def page_data(run: Run, rows: list[dict[str, Any]]) -> dict[str, Any]:
     facts = {"state": run.state(last, counter, total), "core": core_name(config)}
     if kind == "launch":
         measured = {name: text for name, text in progress_rows(config, last).items() if name != "measured"}
-        facts = {"state": facts.pop("state"), "environment": config.env, **facts, **measured}
+        facts = {"state": facts.pop("state"), "environment": config.env, **facts}
+        if last:
+            facts["progress"] = progress_text(kind, amount(last, counter), total)
+        facts |= measured
     elif last:
-        facts["steps"] = f"{quantity(last['step'])} of {quantity(total)}"
-        facts["loss"] = number(last, "loss/nll", ".4f", unit=" nats a token")
+        facts["progress"] = progress_text(kind, amount(last, counter), total)
+        facts["loss in training"] = number(last, "loss/nll", ".4f", unit=" nats a token")
     if known:
         facts["training time"] = duration(max(known)) + f" over {len(launches)} launches" * (len(launches) > 1)
     lines = references(config, summary)

@@ -169,7 +169,7 @@ def _row(entry: Entry, variant: str, curve: dict[str, Any]) -> dict[str, Any]:
         "error": entry.error,
         "state": entry.state,
         "share": f"{100 * entry.share:.0f} %" if entry.progress else "",
-        "progress": entry.progress,
+        "progress": entry.amounts,
         "curve": curve,
         "measured": ago(entry.age),
         "command": entry.next,

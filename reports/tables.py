@@ -2,6 +2,7 @@
 
 import math
 import shlex
+import textwrap
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -14,11 +15,13 @@ from rich.text import Text
 
 from storage.run import RUN_COMMANDS, Run
 from training.config import RunConfig, permissions
-from training.console import duration, program, quantity, say, say_all
+from training.console import duration, program, quantity, say
 from training.evaluation import SCALES
 
 MOST_DECIMALS = 6
 """Of a score, however narrow its interval is."""
+HEAD_WIDTH = 12
+"""Characters of a line of a column's head, where the terminal is narrow."""
 
 
 def evaluation_rows(summary: Mapping[str, Any]) -> dict[str, str]:
@@ -60,24 +63,66 @@ def print_evaluations(console: Console, summaries: Sequence[Mapping[str, Any]]) 
 def print_table(
     console: Console, head: Sequence[str], rows: Sequence[Sequence[str]], texts: int, title: str = ""
 ) -> None:
-    """Prints a table. If it is wider than the terminal, rows have numbers, and their first `texts` cells, names and
-    paths, are printed whole beside these numbers below; intervals are then under their values.
+    """Prints a table. The first `texts` cells of a row, names and paths, are always whole.
+
+    If the table is wider than the terminal, they have a line of their own, with the numbers in columns below it.
     """
-    narrow = False
-    while True:
-        names = ["", *head[texts:]] if narrow else head
-        columns = [Column(Text(name)) for name in names]
-        built = Table(*columns, title=Text(title, "bold") if title else None, box=SIMPLE_HEAD)
-        for number, row in enumerate(rows, 1):
-            cells = [str(number), *(cell.replace("  [", "\n[") for cell in row[texts:])] if narrow else row
-            built.add_row(*(Text(cell, no_wrap=not narrow) for cell in cells))
-        wide = console.options.update(max_width=10_000)
-        if narrow or Measurement.get(console, wide, built).maximum <= console.width:
+    columns = [Column(Text(name)) for name in head]
+    table = Table(*columns, title=Text(title, "bold") if title else None, box=SIMPLE_HEAD)
+    for row in rows:
+        table.add_row(*(Text(cell, no_wrap=True) for cell in row))
+    wide = console.options.update(max_width=10_000)
+    if Measurement.get(console, wide, table).maximum <= console.width:
+        console.print(table)
+    else:
+        _print_narrow(console, head, rows, texts, title)
+
+
+def _print_narrow(console: Console, head: Sequence[str], rows: Sequence[Sequence[str]], texts: int, title: str) -> None:
+    """Prints a table with the names of each row above its numbers.
+
+    Intervals are under their values, the words of the head under each other. The last columns that have no room are
+    left out, and named below.
+    """
+    heads = [textwrap.wrap(name, HEAD_WIDTH, break_long_words=False) for name in head[texts:]]
+    cells = []
+    for row in rows:
+        lines_of_row = [cell.replace("  [", "\n[").split("\n") for cell in row[texts:]]
+        cells.append(lines_of_row)
+
+    # As many columns as fit.
+    widths: list[int] = []
+    for index, lines_of_head in enumerate(heads):
+        column = [lines_of_head, *(row[index] for row in cells)]
+        width = max(len(line) for lines in column for line in lines)
+        if widths and sum(widths) + 2 * (len(widths) + 1) + width > console.width:
             break
-        narrow = True
-    console.print(built)
-    if narrow:
-        say_all(console, {str(number): "  ".join(row[:texts]) for number, row in enumerate(rows, 1)})
+        widths.append(width)
+
+    if title:
+        say(console, title, "bold")
+    say(console, "  ".join(head[:texts]), "bold")
+    _print_cells(console, heads, widths, "bold")
+    say(console, "─" * (sum(widths) + 2 * len(widths)), "dim")
+    for number, row in enumerate(rows):
+        say(console, "  ".join(row[:texts]))
+        _print_cells(console, cells[number], widths, "")
+    left_out = head[texts + len(widths) :]
+    if left_out:
+        say(console, f"not shown, because the terminal is narrow: {', '.join(left_out)}", "dim")
+    say(console, "")
+
+
+def _print_cells(console: Console, cells: Sequence[Sequence[str]], widths: Sequence[int], style: str) -> None:
+    """Prints cells of one or more lines beside each other, indented by two."""
+    shown = cells[: len(widths)]
+    for number in range(max(len(lines) for lines in shown)):
+        parts = []
+        for lines, width in zip(shown, widths):
+            part = lines[number] if number < len(lines) else ""
+            parts.append(f"{part:<{width}}")
+        line = "  ".join(parts).rstrip()
+        say(console, f"  {line}", style)
 
 
 def significant(value: float | None) -> str:
@@ -137,18 +182,16 @@ def number(row: Mapping[str, Any], name: str, form: str = ".1f", factor: float =
 
 
 def progress_rows(config: RunConfig, row: Mapping[str, Any]) -> dict[str, str]:
-    """The last row of metrics of an agent's run, in words."""
+    """What the last row of metrics of an agent's run says beside its progress, in words."""
     if not row:
         return {}
-    frames = row.get("learner/frames", 0.0)
     tasks = number(row, "tasks/seen", ".0f"), number(row, "tasks/count", ".0f")
     over = f" over {tasks[0]} of {tasks[1]} tasks" if "tasks/seen" in row else ""
     return {
-        "frames": f"{quantity(frames)} of {quantity(config.frames)} ({100 * min(1, frames / config.frames):.1f} %)",
         **({"stage": f"{number(row, 'stage', '.0f')} of {len(config.stages) + 1}"} if config.stages else {}),
         "frames/s": quantity(row.get("speed/frames_per_second", math.nan)),
-        "return": number(row, "episode/return") + over,
-        "correct choices": number(row, "episode/correct_choices", factor=100, unit=" %"),
+        "return in training": number(row, "episode/return") + over,
+        "correct in training": number(row, "episode/correct_choices", factor=100, unit=" %"),
         "actors": f"{number(row, 'actors/alive', '.0f')} alive, {number(row, 'actors/restarts', '.0f')} restarts",
         "policy lag": f"mean {number(row, 'policy_lag/mean')}, at most {number(row, 'policy_lag/max', '.0f')} "
         f"versions; {number(row, 'actors/unrolls_dropped', '.0f')} unrolls dropped",

@@ -84,8 +84,8 @@ def test_several_runs_in_one_table(
     assert all(str(run) in printed for run in runs)
     monkeypatch.setenv("COLUMNS", "80")
     lines = cli.run("evaluate", *runs, "--episodes", 2).splitlines()
-    assert [f"{number}  {run}  compressive  rooms:small" in lines for number, run in enumerate(runs, 1)] == [True, True]
+    assert all(f"{run}  compressive  rooms:small" in lines for run in runs), "names are never cut"
     assert max(len(line) for line in lines if "rooms:small" not in line) <= 80
     printed = cli.run("evaluate", runs[1], "--episodes", 2)
     assert f"{runs[1]}/checkpoints/" in printed
-    assert "100.0 %  2/2 episodes" in printed, "plain lines of progress"
+    assert "100.0 %  2/2 episodes" in printed, "a line of progress"

@@ -35,8 +35,8 @@ def test_states_of_a_run(copied: Copied, cli: Commands, monkeypatch: pytest.Monk
     assert rows["state"] == "finished"
     assert "resume with" not in rows
     assert (rows["environment"], rows["core"]) == ("rooms:small", "compressive")
-    assert rows["return"] == f"{last['episode/return']:.1f}"
-    assert "(100.0 %)" in rows["frames"]
+    assert rows["return in training"] == f"{last['episode/return']:.1f}"
+    assert "(100.0 %)" in rows["progress"]
     assert rows["actors"] == "1 alive, 0 restarts"
     assert f"{last['step']:012d}" in rows["checkpoint"]
 
@@ -51,14 +51,37 @@ def test_states_of_a_run(copied: Copied, cli: Commands, monkeypatch: pytest.Monk
     rows = rows_of(run, cli)
     assert rows["state"] == "stopped"
     assert shlex.split(rows["resume with"]) == ["compressive", "launch", "--resume", str(run)]
-    assert f"({100 * last['learner/frames'] / (4 * config['frames']):.1f} %)" in rows["frames"]
+    assert f"({100 * last['learner/frames'] / (4 * config['frames']):.1f} %)" in rows["progress"]
 
     with Run(run).lock():
         assert rows_of(run, cli)["state"] == "running"
         (run / "metrics.jsonl").unlink()
         rows = rows_of(run, cli)
     assert rows["state"] == "running; nothing measured yet"
-    assert "return" not in rows
+    assert "return in training" not in rows
+
+
+def test_status_and_runs_say_the_same(copied: Copied, cli: Commands) -> None:
+    """Of a finished run its score in the evaluation, of others that of the last episodes of training."""
+    run = copied()
+
+    def said() -> tuple[str, str, str]:
+        rows = rows_of(run, cli)
+        listed = cli.run("runs", run)
+        for name in ("state", "progress", "score"):
+            assert rows[name] in listed, name
+        return rows["state"], rows["progress"], rows["score"]
+
+    state, progress, score = said()
+    assert state == "finished"
+    assert re.fullmatch(r"[\d.]+k of [\d.]+k frames \(100.0 %\)", progress)
+    assert score.endswith("in the evaluation")
+
+    (run / "evaluation.json").unlink()
+    last = read_metrics(run)[-1]
+    state, _, score = said()
+    assert state == "trained, but not evaluated"
+    assert score == f"return {last['episode/return']:.1f} in training"
 
 
 ROWS = [
@@ -80,7 +103,7 @@ def test_damaged_metrics_and_evaluations(copied: Copied, cli: Commands) -> None:
     assert rows_of(run, cli)["state"] == "stopped"
     metrics.write_text('{"step": 5}\n')
     rows = rows_of(run, cli)
-    assert (rows["return"], rows["measured"]) == ("-", "? ago")
+    assert (rows["return in training"], rows["measured"]) == ("-", "? ago")
     for text in ("[" * 100_000, "{}", '{"return": {"mean": "x"}}', "\0"):
         (run / "evaluation.json").write_text(text)
         cli.run("report", "--episodes=0", run)
@@ -119,7 +142,8 @@ def test_runs_of_sequences(kind: str, tmp_path: Path, cli: Commands) -> None:
     checkpoints.save(run.path, 200, {"weights": {"a": torch.zeros(1)}}, {})
     rows = rows_of(run.path, cli)
     assert rows["state"] == "trained, but not evaluated"
-    assert (rows["steps"], rows["tokens/s"], rows["loss"]) == ("200 of 200 (100.0 %)", "2k", "-")
+    known = (rows["progress"], rows["tokens/s"], rows["loss in training"])
+    assert known == ("200 of 200 steps (100.0 %)", "2k", "-")
     assert rows["valid bits per byte"] == "3.2500 at step 100"
     assert rows["measured"].startswith("2:00:")
     assert rows["checkpoint"].startswith(f"{200:012d}")
