@@ -5,7 +5,7 @@ import functools
 import os
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,7 @@ from storage.errors import UserError, user_errors
 from storage.run import Run
 from training import sweep
 from training.config import checkpoint_place, permissions
-from training.console import LiveLine, duration, program, say, say_all
+from training.console import Busy, LiveLine, duration, program, say, say_all
 from training.signals import stop_on_signals
 from training.suites import SUITES
 
@@ -50,7 +50,7 @@ def compare(options: CompareOptions, words: Sequence[str], command: str) -> None
         folder = (options.folder or _folder(options, trials)).absolute()
         command = sweep.begin(folder, trials, command)
         if options.suite and not any((folder / name).exists() for name in trials):
-            with console.status("trying each task and each core"):
+            with Busy(console, "trying each task and each core"):
                 cost = _cost(trials, options)
             say_all(console, {"cost": cost})
     try:
@@ -94,6 +94,9 @@ def _folder(options: CompareOptions, trials: dict[str, Any]) -> Path:
 def _plan(options: CompareOptions, words: Sequence[str]) -> dict[str, Any]:
     """The configurations of a new sweep, by the trial's name. Raises a UserError for what would make trials fail."""
     kind = options.kind
+    # Films take longer than a short training. An option that is given later counts.
+    if kind == "launch":
+        words = ["--video-episodes", "0", *words]
 
     def make(words: Sequence[str]) -> dict[str, Any]:
         return sweep.make_trials(
@@ -184,8 +187,14 @@ def _train(folder: Path, trials: dict[str, Any], options: CompareOptions, consol
     with Run(folder).lock():
         todo = [name for name, config in trials.items() if not sweep.is_finished(Run(folder / name), config)]
         again = f"{program()} compare --resume {shlex.quote(str(folder))}{permissions(*trials.values())}"
-        lines = {"folder": str(folder), "runs": f"{len(trials)}, {len(trials) - len(todo)} of them finished"}
-        say_all(console, lines | ({"stop": f"Ctrl-C, then resume with: {again}"} if todo else {}))
+        lines = {
+            "folder": str(folder),
+            "runs": f"{len(trials)}, {len(trials) - len(todo)} of them finished",
+            **_films(trials),
+        }
+        if todo:
+            lines["stop"] = f"Ctrl-C, then resume with: {again}"
+        say_all(console, lines)
         if not todo:
             return {}
         cpus = os.cpu_count() or 1
@@ -207,6 +216,17 @@ def _train(folder: Path, trials: dict[str, Any], options: CompareOptions, consol
         return failed
 
 
+def _films(trials: Mapping[str, Any]) -> dict[str, str]:
+    """A line about the films of a sweep of agents."""
+    episodes = {config.video_episodes for config in trials.values() if config.kind == "launch"}
+    if not episodes:
+        return {}
+    if episodes == {0}:
+        return {"films": f"none; film a run afterwards with: {program()} visualize RUN, or all with --video-episodes 2"}
+    most = max(episodes)
+    return {"films": f"{most} episode{'s' * (most > 1)} of each run"}
+
+
 def _train_run(config: Any, run: Run, local: bool, **options: Any) -> Any:
     """Trains or resumes a run, and evaluates it; see `training.sweep.run_trials`."""
     if config.kind != "launch":
@@ -217,7 +237,9 @@ def _train_run(config: Any, run: Run, local: bool, **options: Any) -> Any:
     from training import trainer as agents
 
     def evaluate(trainer: agents.Trainer) -> dict[str, Any]:
-        return evaluate_and_film(trainer, Console(quiet=True))[0]
+        # What memory caused would take as long as the episodes, for each run of the sweep.
+        summary, _ = evaluate_and_film(trainer, Console(quiet=True), with_effects=False)
+        return summary
 
     return agents.train_agent(config, run, local=local, evaluate=evaluate, **options)
 
@@ -253,7 +275,7 @@ def _report(
 ) -> None:
     """Writes the report of finished runs and prints its tables."""
     comparisons = compare_runs(runs, threshold)
-    with console.status("drawing"):
+    with Busy(console, "writing the report"):
         page = write_reports(folder, comparisons, missing, command)
     for comparison in comparisons:
         print_scores(console, comparison)

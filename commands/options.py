@@ -314,8 +314,9 @@ class CompareOptions(Checked):
     """Trains variants of an agent, or of a model of text, speech or images, with several seeds each, and compares them.
 
     As many runs are trained at a time as there is room for. All options of the command that trains one hold for every
-    run (--frames, --env, --learner.discount, ...). The same command again resumes the sweep: finished runs are kept,
-    the others are resumed from their last checkpoint.
+    run (--frames, --env, --learner.discount, ...). Agents are evaluated but not filmed, unless --video-episodes N asks
+    for it. The same command again resumes the sweep: finished runs are kept, the others are resumed from their last
+    checkpoint.
 
       compressive compare --rates 1 2 4 --cores lstm transformer-xl     Figure 5 of the paper, with two baselines
       compressive compare --vary agent.core.compression mean max convolution

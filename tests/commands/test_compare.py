@@ -4,6 +4,7 @@ import csv
 import dataclasses
 import html
 import importlib.util
+import io
 import json
 import shutil
 from collections.abc import Callable, Iterable, Sequence
@@ -12,10 +13,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+from rich.console import Console
 
+from commands.compare import _films, _plan
+from commands.options import CompareOptions
 from commands.parsing import parse_train
 from reports.comparison import KIND, Comparison, reach, read_run
 from reports.comparison_page import agreement, answer, evidence, next_best, score_texts
+from reports.tables import print_table
 from sequences.kinds import CONFIGS, PRESETS
 from storage.errors import UserError
 from storage.run import Run
@@ -465,6 +470,37 @@ def test_a_report_never_replaces_that_of_a_run(make_run: MakeRun, tmp_path: Path
     printed, text = compare(cli, out, [run])
     assert f"report  {out / 'report.html'}" in printed
     assert f"--folder '{out}'" in html.unescape(text)
+
+
+@pytest.mark.parametrize("width", [40, 80, 200])
+def test_names_of_variants_are_whole_at_any_width(width: int) -> None:
+    """Numbers come below them, or are left out; then it is said which."""
+    console = Console(file=io.StringIO(), width=width)
+    head = ["variant", "runs", "interquartile mean", "correct choices", "reached 75 %", "frames/s"]
+    names = ["compressive (rate 4, compression convolution)", "lstm"]
+    numbers = ["5", "83.1 %  [70.1, 92.3]", "93.1 %  [90.0, 95.0]", "1.2M", "12.3k"]
+    print_table(console, head, [[name, *numbers] for name in names], 1, "final score")
+    lines = console.file.getvalue().splitlines()
+    for name in names:
+        (line,) = [line for line in lines if name in line]
+        is_alone = line == name
+        assert is_alone == (width < 200)
+    assert all(len(line.rstrip()) <= width for line in lines if "(" not in line and "not shown" not in line)
+    missing = [line for line in lines if line.startswith("not shown")]
+    if width == 40:
+        assert missing == ["not shown, because the terminal is narrow: reached 75 %, frames/s"]
+    else:
+        assert not missing
+        assert "12.3k" in console.file.getvalue()
+
+
+def test_agents_of_a_sweep_are_filmed_only_if_that_is_asked_for() -> None:
+    words = {(): 0, ("--video-episodes", "3"): 3, ("--video-episodes=1",): 1}
+    for options, expected in words.items():
+        trials = _plan(CompareOptions(cores=("gru", "lstm"), seeds=(0,)), options)
+        assert {trial.video_episodes for trial in trials.values()} == {expected}
+        (films,) = _films(trials).values()
+        assert films.startswith("none" if expected == 0 else f"{expected} episode")
 
 
 def test_a_trial_with_a_damaged_evaluation_is_not_finished(make_run: MakeRun) -> None:
