@@ -70,6 +70,7 @@ class LiveLine:
         self.head = f"waiting for {waiting}"
         self.fields: Sequence[str] = ()
         self.left = TimeLeft()
+        self.known_left: float | None = None
         self.started = time.monotonic()
         self.ended: float | None = None
         self.printed: float | None = None
@@ -91,8 +92,11 @@ class LiveLine:
         head = f"{quantity(progress.done)}/{quantity(progress.total)} {progress.unit}"
         self.show(progress.done / progress.total, head, progress.texts)
 
-    def show(self, share: float, head: str, fields: Sequence[str] = ()) -> None:
-        """Shows the share done of 1, the same in words, and other fields, the most important first."""
+    def show(self, share: float, head: str, fields: Sequence[str] = (), left: float | None = None) -> None:
+        """Shows the share done of 1, the same in words, and other fields, the most important first.
+
+        `left`: seconds left, infinity if that is unknown; by default they are estimated from the shares.
+        """
         share = min(1.0, share)
         # The end is printed even if it is soon after the line before.
         is_complete = share == 1 > self.share
@@ -100,6 +104,7 @@ class LiveLine:
         self.head = head
         self.fields = fields
         self.left.mark(share)
+        self.known_left = left
         if is_complete:
             self.ended = time.monotonic()
         if not self.live and (is_complete or self._is_due()):
@@ -127,7 +132,7 @@ class LiveLine:
 
     def _progress(self) -> str:
         """The progress in words, with the time left if that is known."""
-        left = self.left.seconds()
+        left = self.left.seconds() if self.known_left is None else self.known_left
         if self.ended is not None or not math.isfinite(left):
             return self.head
         return f"{self.head}  left {duration(left)}"

@@ -6,8 +6,10 @@ the other trials, each from its last checkpoint.
 
 import dataclasses
 import itertools
+import math
 import os
 import re
+import time
 import traceback
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -22,6 +24,7 @@ from storage.metrics import write_hparams
 from storage.run import Run
 from training.config import Config, Configuration, RunConfig, by_full_name, from_plain, to_plain
 from training.console import LiveLine, quantity, say
+from training.progress import TimeLeft
 from training.signals import StopRequest
 from training.suites import Task
 
@@ -529,6 +532,7 @@ class _Board:
             if is_finished(Run(folder / name), config):
                 self.finished.add(name)
         self.failed: dict[str, str] = {}
+        self.estimate = _Estimate({name: float(config.goal[1]) for name, config in trials.items()})
 
     def end(self, name: str, reason: str | None) -> None:
         """A trial has ended: for a reason, if it failed."""
@@ -537,6 +541,7 @@ class _Board:
             say(self.line.console, f"failed {name}: {reason}", "red")
         elif is_finished(Run(self.folder / name), self.trials[name]):
             self.finished.add(name)
+            self.estimate.finish(name)
 
     def show(self, running: set[str]) -> None:
         """Shows the share that is done of all that did not fail, what the running ones do, and their speed."""
@@ -556,6 +561,8 @@ class _Board:
             is_trained = share >= 1
             most = 1.0 if name in self.finished else TRAINED_SHARE
             shares.append(min(most, share))
+            if name in running:
+                self.estimate.mark(name, share)
             if name in running and is_trained:
                 evaluating += 1
             elif name in running:
@@ -571,4 +578,71 @@ class _Board:
             fields += [f"{training} training", f"{quantity(rate)} {unit}/s"]
         if evaluating:
             fields.append(f"{evaluating} evaluating")
-        self.line.show(done, head, fields)
+        waiting = [name for name in self.trials if name not in running | self.finished | self.failed.keys()]
+        self.line.show(done, head, fields, self.estimate.seconds(running, waiting))
+
+
+class _Estimate:
+    """Estimates how long trials still take: from those that have finished, with their start and evaluation.
+
+    Until one has, it takes the recent progress of those that run. `sizes`: frames or steps of each trial.
+    """
+
+    def __init__(self, sizes: Mapping[str, float]) -> None:
+        self.sizes = sizes
+        self.begun: dict[str, tuple[float, float]] = {}
+        self.progress: dict[str, TimeLeft] = {}
+        self.places = 1
+        self.seconds_of_finished = 0.0
+        self.size_of_finished = 0.0
+
+    def mark(self, name: str, share: float) -> None:
+        """Notes the share of a running trial that is done."""
+        if name not in self.begun:
+            self.begun[name] = (time.monotonic(), share)
+            self.progress[name] = TimeLeft()
+        self.progress[name].mark(min(1.0, share))
+
+    def finish(self, name: str) -> None:
+        """Notes that a trial has finished."""
+        if name in self.begun:
+            begin, share = self.begun[name]
+            self.seconds_of_finished += time.monotonic() - begin
+            # A resumed trial has only done the rest.
+            self.size_of_finished += self.sizes[name] * (1 - share)
+
+    def seconds(self, running: set[str], waiting: Sequence[str]) -> float:
+        """The time left; infinity as long as it is unknown, and if the last trials take longer than others did."""
+        self.places = max(self.places, len(running))
+        pace = self._seconds_per_size(running)
+        if not math.isfinite(pace):
+            return math.inf
+        now = time.monotonic()
+        of_running = []
+        for name in running:
+            begin, share = self.begun[name]
+            whole = pace * self.sizes[name] * (1 - share)
+            of_running.append(max(0.0, whole - (now - begin)))
+        of_waiting = sum(pace * self.sizes[name] for name in waiting)
+
+        # Trials take each other's places; the last ones leave some empty.
+        of_all = (sum(of_running) + of_waiting) / self.places
+        left = max([*of_running, of_all])
+        return left if left > 0 else math.inf
+
+    def _seconds_per_size(self, running: set[str]) -> float:
+        """Seconds for one frame or step, with all that a trial does besides; infinity as long as it is unknown."""
+        if self.size_of_finished:
+            return self.seconds_of_finished / self.size_of_finished
+        now = time.monotonic()
+        seconds = 0.0
+        size = 0.0
+        for name in running:
+            left = self.progress[name].seconds()
+            if math.isfinite(left):
+                begin, share = self.begun[name]
+                seconds += now - begin + left
+                size += self.sizes[name] * (1 - share)
+        if not size:
+            return math.inf
+        return seconds / size

@@ -6,9 +6,11 @@ import html
 import importlib.util
 import io
 import json
+import math
 import shutil
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -28,7 +30,7 @@ from tests.commands.cli import Commands, write_corpus
 from tests.commands.pages import embedded
 from training.config import RunConfig, core_name, read_config, to_plain
 from training.presets import make_preset
-from training.sweep import begin, failure, is_finished, label, make_trials, read
+from training.sweep import _Estimate, begin, failure, is_finished, label, make_trials, read
 
 RECALL = "diagnostic:recall,delay=3"
 
@@ -501,6 +503,34 @@ def test_agents_of_a_sweep_are_filmed_only_if_that_is_asked_for() -> None:
         assert {trial.video_episodes for trial in trials.values()} == {expected}
         (films,) = _films(trials).values()
         assert films.startswith("none" if expected == 0 else f"{expected} episode")
+
+
+def test_the_time_left_of_a_sweep_is_that_of_whole_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Four runs, two at a time: each starts for 20 s, trains for 100 s and is evaluated for 10 s."""
+    clock = SimpleNamespace(now=0.0)
+    clock.monotonic = lambda: clock.now
+    for module in ("progress", "sweep"):
+        monkeypatch.setattr(f"training.{module}.time", clock)
+    estimate = _Estimate(dict.fromkeys("abcd", 1000.0))
+    estimates = {}
+    for second in range(260):
+        clock.now = float(second)
+        running = set("ab") if second < 130 else set("cd")
+        if second == 130:
+            estimate.finish("a")
+            estimate.finish("b")
+        for name in running:
+            # A row of metrics every 5 seconds.
+            trained = max(0, second % 130 - 20) // 5 * 5
+            estimate.mark(name, trained / 100)
+        estimates[second] = estimate.seconds(running, "cd" if second < 130 else "")
+    assert all(math.isinf(estimates[second]) for second in range(30))
+    for second in range(60, 120):
+        assert estimates[second] == pytest.approx(240 - second, abs=10), "without the evaluation, which none has had"
+    for second in range(130, 260):
+        assert estimates[second] == pytest.approx(260 - second)
+    clock.now = 270.0
+    assert math.isinf(estimate.seconds(set("cd"), "")), "it takes longer than the others did"
 
 
 def test_a_trial_with_a_damaged_evaluation_is_not_finished(make_run: MakeRun) -> None:
