@@ -17,8 +17,19 @@ FOLDS = 8
 EACH = 6
 """Fewest episodes for each answer that a probe chooses from."""
 ENDS = "value", "low", "high"
-FATES = "kept", "lost in part", "not to be read even before compression", "unknown"
-"""What is said of each thing that probes read, in this order."""
+KEPT, LOST_IN_PART, MOSTLY_LOST, UNREADABLE, UNKNOWN = "kept", "lost in part", "mostly lost", "unreadable", "unknown"
+SUMMARIES = {
+    KEPT: "Compressed memory keeps {things}.",
+    LOST_IN_PART: "Compressed memory keeps most of what a linear probe can read of {things}.",
+    MOSTLY_LOST: "Compressed memory loses most of what a linear probe can read of {things}.",
+    UNREADABLE: "A linear probe cannot read {things} even before compression.",
+    UNKNOWN: "Whether compressed memory keeps {things} is unknown.",
+}
+"""What is said of all things that probes read, in this order, by what becomes of them."""
+NAMES_READ = "is right for {slot} % of compressed slots and {before} % before compression"
+NAMES_READ += "; always giving the most frequent answer is right for {floor} %"
+VIEWS_READ = "reads {slot} % of their variance from compressed slots, {before} % before compression"
+"""What a linear probe does, as the second half of a sentence."""
 Features = Sequence[np.ndarray]
 
 
@@ -44,16 +55,29 @@ def what_is_kept(recordings: Sequence[Recording]) -> dict[str, Any] | None:
     views = _views(features, np.concatenate(drawn), things, episode) if drawn else None
     names = _names([x[things != ""] for x in features], things[things != ""], episode[things != ""])
     says = [*(names or {}).get("says", ())]
-    says += [conclusion("the views", "", [row[1:] for row in views["rows"]], 0)] if views else []
-    says.sort(key=lambda said: FATES.index(said[0]))
+    if views:
+        says.append(conclusion("the views", "", [row[1:] for row in views["rows"]], 0, VIEWS_READ))
+    order = list(SUMMARIES)
+    says.sort(key=lambda said: order.index(said[0]))
     return {"names": names, "views": views, "says": [_summary(says), *(text for *_, text in says)]} if says else None
 
 
 def _summary(says: Sequence[tuple[str, str, str]]) -> str:
-    """Conclusions on all things in one sentence."""
-    things = {fate: [what for of, what, _ in says if of == fate] for fate in FATES}
-    parts = [f"{fate}: {', '.join(of)}" for fate, of in things.items() if of]
-    return f"In short, of what linear probes read from compressed memory (first layer) – {'; '.join(parts)}."
+    """Conclusions on all things: a sentence for each fate."""
+    sentences = []
+    for fate, sentence in SUMMARIES.items():
+        things = [what for other, what, _ in says if other == fate]
+        if things:
+            sentences.append(sentence.format(things=_enumerated(things)))
+    return " ".join(sentences)
+
+
+def _enumerated(things: Sequence[str]) -> str:
+    """The colour, the shape and the views."""
+    *first, last = things
+    if not first:
+        return last
+    return f"{', '.join(first)} and {last}"
 
 
 def _things(recording: Recording, slots: np.ndarray) -> np.ndarray:
@@ -100,40 +124,48 @@ def _names(features: Features, things: np.ndarray, episode: np.ndarray) -> dict[
         answers, right, counts = np.unique(words, return_inverse=True, return_counts=True)
         which = ", ".join(answers[:4]) + (", ..." if len(answers) > 4 else "")
         if number < EACH * len(answers):
-            least = f"{len(answers)} answers need {EACH * len(answers)} episodes (--episodes), and there are {number}"
-            text = f"Whether compressed memory keeps the {title} ({which}) is unknown: {least}."
-            says.append((FATES[3], f"the {title}", text))
+            needed = f"to tell {len(answers)} answers apart takes {EACH * len(answers)} episodes (--episodes)"
+            text = (
+                f"Whether compressed memory keeps the {title} ({which}) is unknown: {needed}, and there are {number}."
+            )
+            says.append((UNKNOWN, f"the {title}", text))
             continue
         read = [read_in_others(x, np.eye(len(answers))[right], episode).argmax(axis=1) == right for x in features]
         cells = [right_cell(each, episode) for each in read]
         floor = 100 * counts.max() / len(right)
         rows.append([{"text": title, "small": which}, *cells, f"{floor:.0f} %"])
-        says.append(conclusion(f"the {title}", f" ({which})", [cells], floor))
+        says.append(conclusion(f"the {title}", f" ({which})", [cells], floor, NAMES_READ))
     return {"rows": rows, "slots": len(things), "episodes": number, "says": says} if says else None
 
 
 def conclusion(
-    what: str, which: str, rows: Sequence[Sequence[Mapping[str, Any]]], floor: float
+    what: str, which: str, rows: Sequence[Sequence[Mapping[str, Any]]], floor: float, reads: str
 ) -> tuple[str, str, str]:
     """What follows of rows of cells: of slots, against the better ones of those that read inputs, and a guess.
 
-    Returns one of `FATES`, the thing, and a sentence.
+    `reads` says what a probe does, such as `NAMES_READ`. Returns a key of `SUMMARIES`, the thing, and a sentence.
     """
     slot, *inputs = ({end: np.mean([cell[end] for cell in of]) for end in ENDS} for of in zip(*rows))
     before = max(inputs, key=lambda each: each["value"])
     lost = 100 * min(1, (before["value"] - slot["value"]) / max(before["value"] - floor, 1e-9))
+    slot_share = f"{slot['value']:.0f}"
+    before_share = f"{before['value']:.0f}"
+    evidence = reads.format(slot=slot_share, before=before_share, floor=f"{floor:.0f}")
+    thing = f"{what}{which}"
     if before["low"] <= floor:
-        fate, said = FATES[2], f"A linear probe cannot read {what}{which} even before"
-        said += " compression, which therefore is not what hides it; the agent may still use it"
-    elif slot["high"] < before["low"] and lost >= 1:
-        fate, said = FATES[1], f"Compressed memory loses {lost:.0f} % of what can be read of {what}{which}"
+        fate = UNREADABLE
+        said = f"A linear probe cannot read {thing} even before compression, so compression is not what hides it"
+        return fate, what, f"{said}; the agent may still use it. The probe {evidence}."
+    if slot["high"] < before["low"] and lost >= 1:
+        fate = LOST_IN_PART if lost < 50 else MOSTLY_LOST
+        said = f"Compressed memory loses {lost:.0f} % of what can be read of {thing}"
     elif slot["low"] > floor:
-        fate, said = FATES[0], f"Compressed memory keeps {what}{which}, without a loss that shows"
+        fate = KEPT
+        said = f"Compressed memory keeps {thing}, and no loss is visible"
     else:
-        fate, said = FATES[3], f"Whether compressed memory keeps {what}{which} is unknown: the intervals are too wide"
-    shares = (f"{share:.0f} %" for share in (slot["value"], before["value"], floor))
-    said = "{}. A probe reads {} from slots, {} before compression, {} without a slot.".format(said, *shares)
-    return fate, what, said
+        fate = UNKNOWN
+        said = f"Whether compressed memory keeps {thing} is unknown, because the intervals are too wide"
+    return fate, what, f"{said}: a linear probe {evidence}."
 
 
 def _views(features: Features, views: np.ndarray, things: np.ndarray, episode: np.ndarray) -> dict[str, Any] | None:

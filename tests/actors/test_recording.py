@@ -206,7 +206,8 @@ def test_a_probe_reads_what_compressed_slots_hold(recordings: list[Recording], i
         assert slot > 95 if informative else slot < 5
         assert min(controls) > 95
     assert kept["says"][1].startswith(f"Compressed memory {'keeps' if informative else 'loses 100 % of'}")
-    assert kept["says"][0].endswith(f"{'kept' if informative else 'lost in part'}: the views.")
+    lost = "Compressed memory loses most of what a linear probe can read of the views."
+    assert kept["says"][0] == ("Compressed memory keeps the views." if informative else lost)
     assert what_is_kept(with_slots(recordings[:2], views=(2, 3, 1))) is not None, "gray"
 
 
@@ -230,6 +231,8 @@ def test_a_probe_names_what_compressed_slots_hold(recordings: list[Recording], i
     assert [row[0]["small"] for row in rows] == [", ".join(things), "light blue, red", "cone, cube"]
     assert [row[-1] for row in rows] == ["33 %", "67 %", "67 %"]
     assert kept["says"][1].startswith(f"Compressed memory {'keeps the name' if informative else 'loses '}")
+    if informative:
+        assert kept["says"][0] == "Compressed memory keeps the name, the colour and the shape."
     assert (rows[0][1]["text"] == "100 %") == informative == (int(rows[0][1]["text"][:-2]) > 50)
     assert {cell["text"] for row in rows for cell in row[2:4]} == {"100 %"}
     plan = recordings[0].floor_plan | {"view": 90.0}
@@ -237,8 +240,9 @@ def test_a_probe_names_what_compressed_slots_hold(recordings: list[Recording], i
     aside = what_is_kept([replace(each, floor_plan=plan, poses=poses) for each in played])["names"]["slots"]
     assert aside == 24 * 4, "the first nine steps"
     few = what_is_kept(played[:12])
-    why = " is unknown: 3 answers need 18 episodes (--episodes), and there are 12."
+    why = " is unknown: to tell 3 answers apart takes 18 episodes (--episodes), and there are 12."
     assert sum(said.endswith(why) for said in few["says"]) == 1
+    assert few["says"][0].endswith(" is unknown.")
     assert [row[0]["text"] for row in few["names"]["rows"]] == ["colour", "shape"]
 
 

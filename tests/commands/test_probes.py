@@ -7,7 +7,17 @@ import numpy as np
 import pytest
 
 from actors.intervals import share_interval
-from reports.compression import FOLDS, RIDGE, conclusion, explained_cell, in_view, read_in_others, right_cell
+from reports.compression import (
+    FOLDS,
+    NAMES_READ,
+    RIDGE,
+    VIEWS_READ,
+    conclusion,
+    explained_cell,
+    in_view,
+    read_in_others,
+    right_cell,
+)
 
 
 @pytest.mark.parametrize("yaw", [0.0, 30.0, -100.0, 179.0])
@@ -96,18 +106,20 @@ def cell(value: float, low: float, high: float) -> dict[str, float]:
         ((80, 70, 86), (90, 85, 95), (50, 40, 60), "kept"),
         ((80, 25, 100), (85, 40, 100), (50, 40, 60), "unknown"),  # as low as a guess
         ((29, 20, 38), (60, 31, 90), (50, 40, 60), "unknown"),
-        ((80, 70, 88), (60, 29, 90), (50, 20, 60), "not to be read even before compression"),
+        ((80, 70, 88), (60, 29, 90), (50, 20, 60), "unreadable"),
+        ((50, 40, 58), (90, 85, 95), (50, 40, 60), "mostly lost"),  # 67 %
     ],
 )
 def test_conclusions_are_drawn_from_intervals(slots: tuple, mean: tuple, inputs: tuple, fate: str) -> None:
     """A guess is right in 30 %."""
-    found, what, said = conclusion("the colour", " (red, blue)", [[cell(*slots), cell(*mean), cell(*inputs)]], 30.0)
+    cells = [cell(*slots), cell(*mean), cell(*inputs)]
+    found, what, said = conclusion("the colour", " (red, blue)", [cells], 30.0, NAMES_READ)
     assert (found, what) == (fate, "the colour")
     better = max(mean[0], inputs[0])
-    reads = f"A probe reads {slots[0]} % from slots, {better} % before compression, 30 % without a slot."
-    assert said.endswith(reads)
+    reads = f"is right for {slots[0]} % of compressed slots and {better} % before compression"
+    assert said.endswith(f" probe {reads}; always giving the most frequent answer is right for 30 %.")
     if fate == "lost in part":
-        assert "loses 17 % of what can be read of the colour (red, blue)" in said
+        assert said.startswith("Compressed memory loses 17 % of what can be read of the colour (red, blue): ")
 
 
 def test_conclusions_on_several_rows_are_on_their_means() -> None:
@@ -115,5 +127,7 @@ def test_conclusions_on_several_rows_are_on_their_means() -> None:
         [cell(40, 35, 45), cell(90, 85, 95), cell(90, 85, 95)],
         [cell(80, 75, 85), cell(92, 90, 94), cell(10, 0, 20)],
     ]
-    found, _, said = conclusion("the views", "", rows, 0.0)
-    assert (found, "loses 34 % of" in said) == ("lost in part", True)
+    found, _, said = conclusion("the views", "", rows, 0.0, VIEWS_READ)
+    assert found == "lost in part"
+    reads = "a linear probe reads 60 % of their variance from compressed slots, 91 % before compression."
+    assert said == f"Compressed memory loses 34 % of what can be read of the views: {reads}"
