@@ -110,6 +110,18 @@ function smoothed(line, share) {
   return { ...line, y: along(line.y), low: along(line.low), high: along(line.high) };
 }
 
+// Groups that open, of this page: printed open. A chart that was never shown has no size yet, and an observer of sizes
+// would be too late, so all are drawn at once.
+let closed = [];
+addEventListener("beforeprint", () => {
+  closed = [...document.querySelectorAll("details.group:not([open])")];
+  for (const group of closed) group.open = true;
+  for (const svg of document.querySelectorAll("svg")) svg.redraw?.();
+});
+addEventListener("afterprint", () => {
+  for (const group of closed) group.open = false;
+});
+
 // On a page of `compressive watch`: reads the page again every few seconds, and shows what has changed. Open groups and
 // the focus stay as they are.
 function stayLive(render) {
@@ -161,18 +173,6 @@ function keepFocus() {
   return () => (focused.id ? get(focused.id) : all()[index])?.focus({ preventScroll: true });
 }
 
-// Opens all groups while the page is printed.
-function openForPrint() {
-  let closed = [];
-  window.addEventListener("beforeprint", () => {
-    closed = [...document.querySelectorAll("details:not([open])")];
-    for (const details of closed) details.open = true;
-  });
-  window.addEventListener("afterprint", () => {
-    for (const details of closed) details.open = false;
-  });
-}
-
 // The array that `packed` of the Python side deflated; kind is Uint8Array, Int32Array or alike.
 async function unpacked(text, kind) {
   const bytes = Uint8Array.from(atob(text), (letter) => letter.charCodeAt(0));
@@ -214,8 +214,8 @@ function extent(series, atLeast) {
 // Lines over x. series: [{name, colour, x, y, stems, low, high, thin, dash, exact}]; y may hold nulls, stems draws bars
 // from 0 instead of a line, low and high a band around it; thin lines are not in the legend, exact ones have dots. A
 // single value is a dot, and the chart says so; it also says if there is none.
-// options: lines ([{name, value}], drawn across), height, domain ([from, to] of x), include ([low, high] that y shows at
-// least), bands ([{from, to}]), inset (pixels left and right of the plot; labels are then drawn inside it), xLabel, label
+// options: lines ([{name, value, colour}], drawn across; one with a colour is solid), height, domain ([from, to] of x),
+// include ([low, high] that y shows at least), bands ([{from, to}]), inset (pixels left and right of the plot; labels are then drawn inside it), xLabel, label
 // (for screen readers), legend (element for names and values: where the pointer is, or the arrow keys have moved it, or
 // the last ones, if not unread),
 // pick (called with x where the chart is clicked or dragged on).
@@ -224,7 +224,9 @@ class LineChart {
     const known = series.flatMap((line) => line.x.filter((_, index) => line.y[index] !== null));
     Object.assign(this, { host, series, options, known, at: null });
     this.svg = shape("svg", { role: "img", "aria-label": options.label || "" });
+    this.svg.redraw = () => this.draw();
     host.append(this.svg);
+    // In a closed group the width is 0: the observer draws when the group opens.
     new ResizeObserver((_, observer) => (this.svg.isConnected ? this.draw() : observer.disconnect())).observe(host);
     this.draw();
     this.say();
@@ -293,20 +295,14 @@ class LineChart {
         this.svg.append(shape("text", { x: box.left - 8, y: y + 4, "text-anchor": "end" }, readable(tick)));
       }
     }
-    for (const { value } of lines) {
+    for (const { value, colour } of lines) {
       const y = this.y(value);
-      this.svg.append(shape("line", { x1: box.left, x2: box.right, y1: y, y2: y, stroke: "var(--faint)", "stroke-dasharray": "2 3" }));
+      this.svg.append(shape("line", {
+        x1: box.left, x2: box.right, y1: y, y2: y, stroke: colour || "var(--faint)", "stroke-dasharray": colour ? "none" : "2 3",
+      }));
     }
     for (const line of series) this.line(line);
-    for (const { name, value } of lines) {
-      const under = series.some((line) => (line.y[line.y.length - 1] ?? -Infinity) >= value) && this.y(value) < box.bottom - 13;
-      const y = under || this.y(value) < box.top + 12 ? this.y(value) + 12 : this.y(value) - 3;
-      const text = `${name} ${readable(value)}`, wide = 7 * text.length;
-      const covered = (left) => series.reduce((sum, line) => sum + line.x.filter((x, index) =>
-        Math.abs(this.x(x) - left - wide / 2) < wide / 2 && Math.abs(this.y(line.y[index] ?? NaN) - y + 4) < 9).length, 0);
-      const left = covered(box.left) < covered(box.right - wide); // at the end that fewer curves cross
-      this.svg.append(shape("text", { x: left ? box.left + 4 : box.right, y, "text-anchor": left ? "start" : "end", class: "within" }, text));
-    }
+    this.nameLines(lines);
     const first = Math.min(...this.known);
     const empty = `no values before ${readable(first)}`, begin = this.x(first) - box.left;
     if (inset === undefined && begin > 7 * empty.length + 8) {
@@ -345,6 +341,37 @@ class LineChart {
     this.svg.setAttribute("viewBox", `0 0 ${width} ${height}`);
     this.svg.style.height = `${height}px`;
     this.svg.replaceChildren(shape("text", { x: width / 2, y: height / 2, "text-anchor": "middle" }, "no values yet"));
+  }
+
+  // The names of lines, each at the end that fewer curves cross and no other name is at.
+  nameLines(lines) {
+    const { series, box } = this;
+    const placed = [];
+    for (const { name, value, colour } of lines) {
+      const text = `${name} ${readable(value)}`;
+      const wide = 7 * text.length;
+      const at = this.y(value);
+      const curveAbove = series.some((line) => (line.y[line.y.length - 1] ?? -Infinity) >= value);
+      const below = (curveAbove && at < box.bottom - 13) || at < box.top + 12;
+      const y = below ? at + 12 : at - 3;
+      const crossings = (left) => {
+        let count = 0;
+        for (const line of series) {
+          line.x.forEach((x, index) => {
+            const beside = Math.abs(this.x(x) - left - wide / 2) < wide / 2;
+            const near = Math.abs(this.y(line.y[index] ?? NaN) - y + 4) < 9;
+            if (beside && near) count += 1;
+          });
+        }
+        const taken = placed.some((other) => Math.abs(other.y - y) < 13 && left < other.left + other.wide && other.left < left + wide);
+        return count + (taken ? 1e6 : 0);
+      };
+      const atLeft = crossings(box.left) < crossings(box.right - wide);
+      placed.push({ y, wide, left: atLeft ? box.left : box.right - wide });
+      const node = shape("text", { x: atLeft ? box.left + 4 : box.right, y, "text-anchor": atLeft ? "start" : "end", class: "within" }, text);
+      if (colour) node.style.fill = colour;
+      this.svg.append(node);
+    }
   }
 
   line({ x, y, colour, stems, low, high, thin, dash, exact }) {
@@ -441,6 +468,7 @@ function nearest(sorted, value) {
 // Bars with error bars. bars: [{name, value, error, colour}]; names under the bars, values above them.
 function barChart(host, bars, { height = 200, label = "", text = readable } = {}) {
   const svg = shape("svg", { role: "img", "aria-label": label });
+  svg.redraw = draw;
   host.append(svg);
   function draw() {
     const width = host.clientWidth;
@@ -486,6 +514,7 @@ function barChart(host, bars, { height = 200, label = "", text = readable } = {}
 function dotChart(host, rows, { lines = [], label = "" } = {}) {
   const said = rows.map((row) => `${row.name} ${row.text} ${row.small}`.trim());
   const svg = shape("svg", { role: "img", "aria-label": [label, ...said].join("; ") });
+  svg.redraw = draw;
   host.append(svg);
 
   function draw() {
