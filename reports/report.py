@@ -12,7 +12,7 @@ import re
 import stat
 import time
 import urllib.parse
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -24,7 +24,8 @@ from envs.registry import parse_spec, rooms_config
 from envs.rooms.config import RoomsConfig
 from envs.rooms.level import rule
 from reports.comparison import KIND
-from reports.overview import amount, progress_text
+from reports.headline import headline, latest_episodes, score_line
+from reports.overview import amount, progress_text, read_summary
 from reports.pages import mean, points, rounded
 from reports.tables import evaluation_rows, number, progress_rows
 from sequences.kinds import CONFIGS, PRESETS
@@ -47,42 +48,70 @@ DAMAGE = OSError, ValueError, TypeError, AttributeError, LookupError, Arithmetic
 
 
 class Chart(NamedTuple):
-    """What a chart shows: the unit, the metrics (legends are the last parts of their names), and what its y axis
-    includes at least: of shares all of 0 to 1, so that noise does not fill the plot. None: a tenth of the values."""
+    """What a chart shows.
 
+    Attributes:
+        group: of the page, in which it is: see `GROUPS`.
+        unit: behind the title.
+        metrics: legends are the last parts of their names.
+        include: what the y axis includes at least: of shares all of 0 to 1, so that noise does not fill the plot.
+            None: a tenth of the values.
+    """
+
+    group: str
     unit: str
     metrics: Sequence[str]
     include: tuple[float, float] | None = (0.0, 0.0)
 
 
+GROUPS = ("learning", "network", "system")
+"""Groups of charts: scores, what is inside the agent or model, and the speed of the training."""
 CHARTS = {
-    "return": Chart("mean over the last episodes", ["episode/return", "evaluation/return"]),
-    "correct choices": Chart("share of all", ["episode/correct_choices", "evaluation/correct_choices"], (0.0, 1.0)),
+    "return": Chart("learning", "mean over the {latest}", ["episode/return", "evaluation/return"]),
+    "correct choices": Chart(
+        "learning",
+        "share of all in the {latest}",
+        ["episode/correct_choices", "evaluation/correct_choices"],
+        (0.0, 1.0),
+    ),
     "normalised score": Chart(
-        "0 is random, 100 is a human or the oracle",
+        "learning",
+        "in training; 0 is random, 100 is a human or the oracle",
         [f"{part}/{scale}" for part in ("episode", "evaluation") for scale in SCALES],
         (-12.0, 100.0),
     ),
-    "loss": Chart("nats per token", ["loss/nll", "valid/nll"], None),
-    "bits": Chart("validation", ["valid/bits_per_byte", "valid/bits", "valid/bits_per_dim"], None),
-    "word perplexity": Chart("validation", ["valid/word_perplexity"], None),
+    "loss": Chart("learning", "nats per token", ["loss/nll", "valid/nll"], None),
+    "bits": Chart(
+        "learning", "validation during training", ["valid/bits_per_byte", "valid/bits", "valid/bits_per_dim"], None
+    ),
+    "word perplexity": Chart("learning", "validation during training", ["valid/word_perplexity"], None),
     "losses": Chart(
+        "network",
         "{reduction} over steps, each times its cost",
         [f"loss/{part}" for part in ["total", "policy", "baseline", "entropy", "reconstruction"]],
     ),
     "attention": Chart(
+        "network",
         "share of each kind of memory, in training",
         [f"attention/{kind}" for kind in ("routed", "compressed", "memory", "segment")],
         (0.0, 1.0),
     ),
-    "entropy": Chart("of the policy, nats", ["policy/entropy"]),
-    "value": Chart("predicted, and its target: discounted learned rewards", ["value/mean", "value/target_mean"]),
-    "gradient": Chart("norm", ["gradient/norm"]),
-    "learning rate": Chart("", ["learning_rate"]),
-    "throughput": Chart("per second", ["speed/frames_per_second", "speed/tokens_per_second"]),
-    "policy lag": Chart("versions of the weights", ["policy_lag/mean", "policy_lag/max", "replay/age"]),
-    "learner idle": Chart("share of the time", ["learner/idle_fraction"], (0.0, 1.0)),
+    "entropy": Chart("network", "of the policy, nats", ["policy/entropy"]),
+    "value": Chart(
+        "network", "predicted, and its target: discounted learned rewards", ["value/mean", "value/target_mean"]
+    ),
+    "gradient": Chart("network", "norm", ["gradient/norm"]),
+    "learning rate": Chart("system", "", ["learning_rate"]),
+    "throughput": Chart("system", "per second", ["speed/frames_per_second", "speed/tokens_per_second"]),
+    "policy lag": Chart("system", "versions of the weights", ["policy_lag/mean", "policy_lag/max", "replay/age"]),
+    "learner idle": Chart("system", "share of the time", ["learner/idle_fraction"], (0.0, 1.0)),
 }
+MAIN = {"launch": "return", "text": "loss", "speech": "loss", "images": "loss"}
+"""The chart that is first and large, by kind of run."""
+SYSTEM = ("frames/s", "actors", "policy lag", "learner idle")
+"""Facts of a run that belong to the group "system"."""
+RESOLVED = ("learner.precision", "actors.precision")
+"""Settings that `launch` resolves: it writes what "auto" stands for on its machine; see `resolve_precisions`."""
 
 
 def page_data(run: Run, rows: list[dict[str, Any]]) -> dict[str, Any]:
@@ -94,69 +123,143 @@ def page_data(run: Run, rows: list[dict[str, Any]]) -> dict[str, Any]:
     kind, _ = run.read_kind()
     config = read_config(run, CONFIGS[kind])
     counter, total = config.goal
-    evaluation, summary = dict[str, str](), dict[str, Any]()
-    with contextlib.suppress(*DAMAGE):  # it does not exist, or is damaged
-        found = read_json(run.evaluation_file())
-        summary = found if isinstance(found, dict) else {}
-        numbers = {name.replace("_", " "): value for name, value in summary.items() if type(value) in (int, float)}
-        plain = {name: f"{value:{',' if type(value) is int else '.5g'}}" for name, value in numbers.items()}
-        evaluation = evaluation_rows(summary) if kind == "launch" else plain
-    preset = dict[str, Any]()
-    with contextlib.suppress(ValueError):  # there is no preset of that name; then all fields are shown
-        preset = to_plain(PRESETS[kind](config.preset, core_name(config)))
-    changed = differences(preset, to_plain(config))
-    last, launches = rows[-1] if rows else {}, read_launches(run)
+    summary = readread_summary(run)
+    evaluation = dict[str, str]()
+    score = None
+    first = headline(run, config, {}, rows)
+    with contextlib.suppress(*DAMAGE):
+        in_words = evaluation_rows(summary) if kind == "launch" else _plain_numbers(summary)
+        if in_words:
+            first = headline(run, config, summary, rows)
+            score = score_line(kind, summary)
+            evaluation = in_words
+    last = rows[-1] if rows else {}
+    launches = read_launches(run)
+    axes = {"x": column(rows, counter), "steps": column(rows, "step")}
+    axes["time"] = training_time(column(rows, "time"), launches)
+    axis_names = {"x": "steps", "time": "time"}
+    if kind == "launch":
+        axis_names = {"x": "frames", "steps": "steps", "time": "time"}
+
+    facts = {"state": run.state(last, counter, total)}
+    if kind == "launch":
+        facts["environment"] = config.env
+    facts["core"] = core_name(config)
+    if last:
+        facts["progress"] = progress_text(kind, amount(last, counter), total)
+    if kind == "launch":
+        facts |= _training_facts(config, last)
+    elif last:
+        facts["loss in training"] = number(last, "loss/nll", ".4f", unit=" nats a token")
+    known = [seconds for seconds in axes["time"] if math.isfinite(seconds)]
+    if known:
+        facts["training time"] = duration(max(known))
+    if known and len(launches) > 1:
+        facts["training time"] += f" over {len(launches)} launches"
+
     names = {name for row in rows for name in row}
     layers = [name for name in names if re.fullmatch(r"loss/compression/layer_\d{1,4}", name)]
     layers.sort(key=lambda name: int(name.rpartition("_")[2]))
-    axes = {"x": column(rows, counter), "steps": column(rows, "step")}
-    axes["time"] = training_time(column(rows, "time"), launches)
-    known = [seconds for seconds in axes["time"] if math.isfinite(seconds)]
-    facts = {"state": run.state(last, counter, total), "core": core_name(config)}
-    if kind == "launch":
-        measured = {name: text for name, text in progress_rows(config, last).items() if name != "measured"}
-        facts = {"state": facts.pop("state"), "environment": config.env, **facts}
-        if last:
-            facts["progress"] = progress_text(kind, amount(last, counter), total)
-        facts |= measured
-    elif last:
-        facts["progress"] = progress_text(kind, amount(last, counter), total)
-        facts["loss in training"] = number(last, "loss/nll", ".4f", unit=" nats a token")
-    if known:
-        facts["training time"] = duration(max(known)) + f" over {len(launches)} launches" * (len(launches) > 1)
-    lines = references(config, summary)
     return {
         "title": run.name,
         "kind": kind,
         "rules": rules([config.env] if kind == "launch" else ()),
-        "axes": ({"x": "frames", "steps": "steps"} if kind == "launch" else {"x": "steps"}) | {"time": "time"},
+        "axes": axis_names,
+        "headline": first,
         "facts": facts,
+        "system": {name: facts[name] for name in SYSTEM if name in facts},
         "preset": config.preset,
-        "changed": {name: [str(old), str(new)] for name, old, new in changed},
+        "changed": changed_settings(config, launches),
         "config": json.dumps(to_plain(config), indent=2, allow_nan=False),
         "launches": [launch_facts(launch) for launch in launches],
         "stages": stages(config, rows, counter) if kind == "launch" else [],
-        "charts": [
-            {
-                "title": title,
-                "unit": chart.unit.format(reduction=getattr(config.learner, "reduction", "")),
-                "include": chart.include,
-                "lines": lines.get(title, []),
-                "series": series,
-            }
-            for title, chart in CHARTS.items()
-            if (series := curves(rows, chart.metrics, axes))
-        ],
-        "tasks": [
-            {"title": task, "unit": "return", "include": (0.0, 0.0), "lines": lines_of([task]), "series": series}
-            for task in sorted({name.rpartition("/")[0] for name in names if re.search(r":.*/return$", name)})[:TASKS]
-            if (series := curves(rows, [f"{task}/return"], axes))
-        ],
+        "main": MAIN[kind],
+        "charts": charts(config, rows, axes, summary, score),
+        "tasks": task_charts(rows, names, axes),
         "compression": [{**line, "name": f"layer {i}"} for i, line in enumerate(curves(rows, layers, axes), 1)],
         "compressibility": [last_tenth(rows, name) for name in layers],
         "evaluation": evaluation,
         "evaluations": evaluations(kind, rows, counter),
     }
+
+
+def _plain_numbers(summary: Mapping[str, Any]) -> dict[str, str]:
+    """The numbers of a summary in words, without the tables in it."""
+    found = {}
+    for name, value in summary.items():
+        if type(value) is int:
+            found[name.replace("_", " ")] = f"{value:,}"
+        elif type(value) is float:
+            found[name.replace("_", " ")] = f"{value:.5g}"
+    return found
+
+
+def _training_facts(config: RunConfig, last: Mapping[str, Any]) -> dict[str, str]:
+    """The last row of metrics of an agent's run in words, as far as it has them."""
+    rows = progress_rows(config, dict(last))
+    return {name: text for name, text in rows.items() if name != "measured" and text != "-"}
+
+
+def changed_settings(config: Any, launches: Sequence[Mapping[str, Any]]) -> dict[str, list[str]]:
+    """The preset's and the run's value of the settings that differ, by full name.
+
+    A setting "auto" that the launch resolved is no difference. It is one if a command of the run sets it.
+    """
+    preset = dict[str, Any]()
+    with contextlib.suppress(ValueError):  # there is no preset of that name; then all fields are shown
+        preset = to_plain(PRESETS[config.kind](config.preset, core_name(config)))
+    commands = " ".join(str(launch.get("command", "")) for launch in launches)
+    found = {}
+    for name, old, new in differences(preset, to_plain(config)):
+        if name in RESOLVED and old == "auto" and name not in commands:
+            continue
+        found[name] = [str(old), str(new)]
+    return found
+
+
+def charts(
+    config: Any,
+    rows: list[dict[str, Any]],
+    axes: Mapping[str, np.ndarray],
+    summary: Mapping[str, Any],
+    score: Mapping[str, Any] | None,
+) -> list[dict[str, Any]]:
+    """All of `CHARTS` of which the run has metrics, as the page reads them; the main one has the evaluation's score."""
+    latest = latest_episodes(config) if config.kind == RunConfig.kind else ""
+    reduction = getattr(config.learner, "reduction", "")
+    lines = references(config, summary)
+    found = []
+    for title, chart in CHARTS.items():
+        series = curves(rows, chart.metrics, axes)
+        if not series:
+            continue
+        drawn: dict[str, Any] = {
+            "title": title,
+            "group": chart.group,
+            "unit": chart.unit.format(reduction=reduction, latest=latest),
+            "include": chart.include,
+            "lines": lines.get(title, []),
+            "series": series,
+        }
+        if title == MAIN[config.kind]:
+            drawn["score"] = score
+        found.append(drawn)
+    return found
+
+
+def task_charts(
+    rows: list[dict[str, Any]], names: Iterable[str], axes: Mapping[str, np.ndarray]
+) -> list[dict[str, Any]]:
+    """A chart of the training return of each task, at most `TASKS`; none if the run has one task."""
+    # A task's metrics begin with its name, which has a colon.
+    found = {name.rpartition("/")[0] for name in names if re.search(r":.*/return$", name)}
+    drawn = []
+    for task in sorted(found)[:TASKS]:
+        series = curves(rows, [f"{task}/return"], axes)
+        if series:
+            about = {"title": task, "unit": "training return", "include": (0.0, 0.0)}
+            drawn.append({**about, "lines": lines_of([task]), "series": series})
+    return drawn
 
 
 def read_rows(run: Run) -> list[dict[str, Any]]:
@@ -189,7 +292,11 @@ def curves(rows: list[dict[str, Any]], names: Sequence[str], axes: Mapping[str, 
             continue
         line: dict[str, Any] = {"name": name.replace("valid/", "validation ").rpartition("/")[2].replace("_", " ")}
         kept = {axis: places[has] for axis, places in axes.items()}
-        if name.startswith("evaluation/"):
+        if name.startswith("episode/"):
+            line["name"] = f"training: {line['name']}"
+        elif name in ("loss/nll", "valid/nll"):
+            line["name"] = "training loss" if name == "loss/nll" else "validation loss"
+        elif name.startswith("evaluation/"):
             line |= {"name": f"evaluation: {line['name']}", "exact": True}
             kept |= {end: column(rows, f"{name}_{end}")[has] for end in ("low", "high")}
         found.append({**line, **points(column(rows, name)[has], **kept)})

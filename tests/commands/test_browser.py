@@ -18,6 +18,7 @@ from actors.recording import record_episodes
 from commands import main
 from reports.episode import page_data
 from reports.pages import write_page
+from reports.report import GROUPS
 from tests.actors.test_recording import compressive, make_actor
 from tests.actors.test_recording_parts import TAG, TEXTS, Told, record_robot
 from tests.commands.pages import embedded, shown_frames, unpacked
@@ -378,23 +379,53 @@ def test_pages_on_a_telephone_and_charts(tab: Any, finished: tuple[Path, str], t
         assert tab.evaluate("document.documentElement.scrollWidth") == 390
         paper = tab.evaluate("getComputedStyle(document.body).backgroundColor")
         assert (sum(map(int, paper[4:-1].split(","))) > 384) == (scheme == "light")
-    titles = tab.locator("#charts h3").all_inner_texts()
-    assert len(titles) == len(data["charts"])
-    assert all(title.split("\n")[0].startswith(chart["title"]) for title, chart in zip(titles, data["charts"]))
+    drawn = {group: tab.locator(f"#charts-{group} h3").all_text_contents() for group in GROUPS}
+    drawn["main"] = tab.locator("#main h3").all_text_contents()
+    for chart in data["charts"]:
+        title = drawn["main" if chart["title"] == data["main"] else chart["group"]].pop(0)
+        assert title.startswith(chart["title"])
+    assert not any(drawn.values())
+    score = next(chart["score"] for chart in data["charts"] if chart["title"] == data["main"])
+    assert f"evaluation {score['value']:.3g}" in tab.locator("#main svg").text_content()
     assert tab.locator("#buckets rect").count() == len(data["buckets"]["bars"])
     assert tab.locator("#bylayer rect").count() == 2
-    legend = tab.locator("#charts .legend").first
+    legend = tab.locator("#main .legend")
     before = legend.inner_text()
-    tab.locator("#charts svg").first.hover()
+    tab.locator("#main svg").hover()
     assert "at " in legend.inner_text() != before
     tab.mouse.move(0, 0)
-    tab.locator("#charts svg").first.press("ArrowRight")
+    tab.locator("#main svg").press("ArrowRight")
     assert "frames" in legend.inner_text()
     tab.select_option("#controls select", "time")
-    assert "seconds" in tab.locator("#charts svg").first.text_content()
-    lines = tab.locator("#charts path").count()
+    assert "seconds" in tab.locator("#main svg").text_content()
+    lines = tab.locator("#main path").count()
     tab.locator("#controls input").fill("0")
-    assert tab.locator("#charts path").count() < lines, "one line a curve without smoothing"
+    assert tab.locator("#main path").count() < lines, "one line a curve without smoothing"
+    shown = set(tab.locator(".numbers b").all_inner_texts())
+    assert shown == {number["value"] for number in data["headline"]["numbers"]}
+
+
+def test_groups_of_a_report_open_by_keys_and_in_print(tab: Any, finished: tuple[Path, str], tmp_path: Path) -> None:
+    """Also in a browser that gives what is in a closed group no size: its charts are drawn when it opens."""
+    report = tmp_path / "report.html"
+    main(["report", str(finished[0]), "--episodes", "0", "--output", str(report)])
+    sizeless = "details.group:not([open]) > div { display: none; }</style>"
+    report.write_text(report.read_text().replace("</style>", sizeless))
+    show(tab, report)
+    is_open = "[...document.querySelectorAll('details.group')].map((group) => group.open)"
+    drawn = "[...document.querySelectorAll('details.group .charts svg')].map((svg) => svg.childElementCount > 0)"
+    assert not any(tab.evaluate(is_open))
+    assert not any(tab.evaluate(drawn))
+
+    tab.locator("#system > summary").press("Enter")
+    tab.wait_for_function("get('charts-system').querySelector('svg').childElementCount > 0")
+    assert tab.evaluate(is_open).count(True) == 1
+
+    tab.evaluate(f"addEventListener('beforeprint', () => (window.printed = [...{is_open}, ...{drawn}]))")
+    tab.pdf()
+    assert len(tab.evaluate("window.printed")) > 10
+    assert all(tab.evaluate("window.printed"))
+    assert tab.evaluate(is_open).count(True) == 1, "closed again after printing"
 
 
 def test_pages_side_by_side_go_together(tab: Any, copied: Callable[..., Path], tmp_path: Path) -> None:
@@ -431,6 +462,8 @@ def test_accessible_and_printed(tab: Any, finished: tuple[Path, str], tmp_path: 
     main(["compare", "--from", str(run), "--folder", str(tmp_path / "compared")])
     for path in (run / "videos" / "final.html", report, tmp_path / "compared" / "report.html"):
         show(tab, path)
+        assert_accessible(tab)
+        tab.evaluate("for (const group of document.querySelectorAll('details.group')) group.open = true")
         assert_accessible(tab)
         tab.emulate_media(media="print", color_scheme="dark")
         assert tab.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(251, 251, 250)"
@@ -474,12 +507,14 @@ def test_a_watched_run_is_updated(tab: Any, finished: tuple[Path, str], tmp_path
         tab.wait_for_selector("body[data-ready]")
         assert_accessible(tab)
         tab.click("td a, th a")
-        tab.wait_for_selector("body[data-ready] #charts svg")
+        tab.wait_for_selector("body[data-ready] #main svg")
+        tab.click("#system > summary")
         tab.select_option("#controls select", "steps")
         tab.locator("#controls input").fill("0")
         with (run / "metrics.jsonl").open("a") as metrics:
             metrics.write('{"step": 1000000, "time": 2e9, "learner/frames": 4000000.0, "episode/return": 77.0}\n')
-        tab.wait_for_selector("#charts .legend:has-text('77')", timeout=20_000)
+        tab.wait_for_selector("#main .legend:has-text('77')", timeout=20_000)
+        assert tab.locator("details.group[open]").get_attribute("id") == "system", "what was opened stays open"
         assert tab.locator("#controls select").input_value() == "steps", "what was chosen stays"
         assert tab.locator("video").get_attribute("src") == "videos/final.mp4"
         tab.click("text=final.html")

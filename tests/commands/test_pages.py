@@ -13,14 +13,16 @@ from tensorboard.plugins.custom_scalar import layout_pb2
 from actors.recording import Recording
 from reports.comparison import KIND
 from reports.episode import page_data
+from reports.headline import headline
 from reports.pages import packed, write_page
-from reports.report import CHARTS, attention_by_bucket, pages_about, references
+from reports.report import CHARTS, attention_by_bucket, changed_settings, pages_about, references
 from reports.views import BARS
 from sequences.kinds import PRESETS
 from storage.metrics import read_metrics
 from storage.run import Run
 from tests.commands.cli import TINY, Commands, frames
 from tests.commands.pages import embedded, shown_frames, unpacked
+from training.config import read_config
 from training.evaluation import load_trained_agent, record
 
 Copied = Callable[..., Path]
@@ -158,12 +160,18 @@ def test_the_report_of_the_run_in_the_current_folder(
     assert "weights.safetensors has 4 bytes" in data["buckets"]["why"]
     assert str(run.parent) not in (run / "report.html").read_text()
     assert (data["evaluation"], data["media"]) == ({}, {"pages": []})
+    number, *_ = data["headline"]["numbers"]
+    assert (data["headline"]["source"], number["name"]) == ("training", "training return")
+    assert number["note"] == "mean over the latest training episodes, at most 200"
+    assert data["headline"]["command"] == "compressive evaluate 'my [red] run'"
+    assert next(chart for chart in data["charts"] if chart["title"] == "return")["score"] is None
     assert len(data["charts"]) > 5
     cli.refuse("visualize", run, words="no checkpoint that can be read")
     (run / "metrics.jsonl").unlink()
     cli.run("report", run, "--episodes=0")
     data = embedded(run / "report.html")
-    assert data["charts"] == data["compression"] == []
+    assert data["charts"] == data["compression"] == data["headline"]["numbers"] == []
+    assert "Nothing has been measured yet." in (run / "report.html").read_text()
 
 
 def test_the_report_of_a_finished_run(copied: Copied, tmp_path: Path, cli: Commands) -> None:
@@ -173,9 +181,20 @@ def test_the_report_of_a_finished_run(copied: Copied, tmp_path: Path, cli: Comma
     assert data["facts"]["state"] == "finished"
     assert data["changed"]["agent.torso_size"] == ["256", "16"]
     rows = read_metrics(run)
+    summary = json.loads((run / "evaluation.json").read_text())
+    score, choices, relative = data["headline"]["numbers"]
+    assert float(score["value"]) == pytest.approx(summary["return"]["mean"], rel=1e-3)
+    assert choices["value"] == f"{100 * summary['correct_choices']['mean']:.1f} %"
+    assert relative["name"] == "oracle-normalised score"
+    assert (data["headline"]["source"], data["headline"]["command"]) == ("evaluation", "")
+    assert float(data["facts"]["training return"]) == pytest.approx(rows[-1]["episode/return"], abs=0.06)
+    assert "return" not in data["facts"], "it would be unclear of what"
     charts = {chart["title"]: chart["series"] for chart in data["charts"]}
     assert {"return", "correct choices", "losses", "attention", "throughput", "policy lag"} <= charts.keys()
     (returns,) = charts["return"]
+    assert returns["name"] == "training: return"
+    main = next(chart for chart in data["charts"] if chart["title"] == data["main"])
+    assert main["score"] == {"name": "evaluation", "value": summary["return"]["mean"]}
     assert returns["x"][-1] == rows[-1]["learner/frames"]
     assert returns["y"][-1] == pytest.approx(rows[-1]["episode/return"], rel=1e-3)
     expected = [np.mean([row[f"loss/compression/layer_{i}"] for row in rows[-3:]]) for i in (0, 1)]
@@ -219,6 +238,63 @@ def test_references_are_drawn_in_the_chart_of_their_scale(kind: str) -> None:
     ((title, lines),) = references(PRESETS[kind]("cpu", "lstm"), dict.fromkeys(known.values(), 3.0)).items()
     assert KIND[kind].scales[0].curve in CHARTS[title].metrics
     assert {line["name"]: line["value"] for line in lines} == dict.fromkeys(known, 3.0)
+
+
+@pytest.mark.parametrize("kind", ["text", "speech", "images"])
+def test_a_sequence_model_is_first_described_by_its_main_number(kind: str) -> None:
+    """Of the evaluation if there is one, else of the validation split during training, else the training loss."""
+    config, run, (scale, *_) = PRESETS[kind]("cpu", "lstm"), Run("folder/a b"), KIND[kind].scales
+    summary = {"step": 7, "split": "test", scale.final: 3.25, **dict.fromkeys(KIND[kind].references.values(), 4.5)}
+    found = headline(run, config, summary, [])
+    assert (found["numbers"][0]["name"], found["numbers"][0]["value"]) == (scale.text, "3.250")
+    assert all(f"{name} 4.500" in found["numbers"][0]["note"] for name in KIND[kind].references)
+    assert found["about"] == "The test split of the data, after 7 steps of training."
+
+    row = {"step": 5, "loss/nll": 1.5}
+    found = headline(run, config, {}, [row | {scale.curve: 2.75}, row | {"step": 6}])
+    (number,) = found["numbers"]
+    assert (number["name"], number["value"]) == (scale.text, "2.750")
+    assert number["note"] == "in training, validation split at step 5"
+    assert found["command"] == f"compressive {kind} evaluate 'a b'"
+    (number,) = headline(run, config, {}, [row])["numbers"]
+    assert (number["name"], number["value"]) == ("training loss", "1.500")
+
+
+def test_a_headline_has_three_numbers_and_names_the_others() -> None:
+    config = PRESETS["launch"]("level", "lstm")
+    summary = {
+        "environment": config.env,
+        "episodes": 8,
+        "return": {"mean": 59.7109, "low": 57.5156, "high": 61.7969},
+        "human_normalised": 90.56,
+        "human_normalised_capped": 90.56,
+        "oracle_normalised": 77.46,
+        "oracle_normalised_interval": [74.59, 80.18],
+        "correct_choices": {"mean": 0.94, "low": 0.92, "high": 0.957},
+        "choices_per_episode": 6.0,
+    }
+    found = headline(Run("run"), config, summary, [])
+    assert [number["name"] for number in found["numbers"]] == ["return", "correct choices", "human-normalised score"]
+    assert found["numbers"][0]["note"] == "95 % interval 57.52 to 61.80"
+    assert found["numbers"][1]["note"] == "95 % interval 92.0 to 95.7 %; chance 50 %"
+    assert "Also: oracle-normalised score 77.5 % (95 % interval 74.6 to 80.2 %" in found["about"]
+    same = {"environment": "gym:CartPole-v1", "episodes": 8, "return": {"mean": 500.0, "low": 500.0, "high": 500.0}}
+    found = headline(Run("run"), config, same, [])
+    (number,) = found["numbers"]
+    assert (number["value"], number["note"]) == ("500.0", "all episodes equal")
+    assert "interval" not in found["about"]
+
+
+def test_a_resolved_setting_is_no_changed_one(finished: tuple[Path, str]) -> None:
+    """The preset's "auto" became the precision of this machine, unless a command asked for it."""
+    config = read_config(Run(finished[0]))
+    assert PRESETS["launch"](config.preset, "compressive").learner.precision == "auto" != config.learner.precision
+    changed = changed_settings(config, [{"command": "compressive launch --agent.torso-size=16"}])
+    assert "agent.torso_size" in changed
+    assert not {"learner.precision", "actors.precision"} & changed.keys()
+    asked = changed_settings(config, [{}, {"command": "compressive launch --learner.precision=float32"}])
+    assert asked["learner.precision"] == ["auto", config.learner.precision]
+    assert "actors.precision" not in asked
 
 
 def test_buckets_are_sums_over_slots(recording: Recording) -> None:
