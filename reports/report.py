@@ -29,7 +29,7 @@ from reports.overview import amount, progress_text, read_summary
 from reports.pages import mean, points, rounded
 from reports.tables import evaluation_rows, number, progress_rows
 from sequences.kinds import CONFIGS, PRESETS
-from storage.files import read_json, read_regular
+from storage.files import read_regular
 from storage.metrics import sample_metrics
 from storage.provenance import read_launches, training_time
 from storage.run import Run
@@ -123,7 +123,7 @@ def page_data(run: Run, rows: list[dict[str, Any]]) -> dict[str, Any]:
     kind, _ = run.read_kind()
     config = read_config(run, CONFIGS[kind])
     counter, total = config.goal
-    summary = readread_summary(run)
+    summary = read_summary(run)
     evaluation = dict[str, str]()
     score = None
     first = headline(run, config, {}, rows)
