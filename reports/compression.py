@@ -161,7 +161,10 @@ def conclusion(
         said = f"Compressed memory loses {lost:.0f} % of what can be read of {thing}"
     elif slot["low"] > floor:
         fate = KEPT
-        said = f"Compressed memory keeps {thing}, and no loss is visible"
+        loss = "no loss is visible"
+        if lost >= 1:
+            loss = "a loss is not confirmed, because the intervals overlap"
+        said = f"Compressed memory keeps {thing}, and {loss}"
     else:
         fate = UNKNOWN
         said = f"Whether compressed memory keeps {thing} is unknown, because the intervals are too wide"

@@ -102,6 +102,7 @@ def cell(value: float, low: float, high: float) -> dict[str, float]:
     ("slots", "mean", "inputs", "fate"),
     [
         ((80, 70, 88), (50, 40, 60), (85, 75, 90), "kept"),  # its interval overlaps that of the better of the others
+        ((85, 75, 90), (50, 40, 60), (85, 75, 90), "kept"),
         ((80, 70, 84), (90, 85, 95), (50, 40, 60), "lost in part"),  # 17 % of what is above the floor
         ((80, 70, 86), (90, 85, 95), (50, 40, 60), "kept"),
         ((80, 25, 100), (85, 40, 100), (50, 40, 60), "unknown"),  # as low as a guess
@@ -120,6 +121,9 @@ def test_conclusions_are_drawn_from_intervals(slots: tuple, mean: tuple, inputs:
     assert said.endswith(f" probe {reads}; always giving the most frequent answer is right for 30 %.")
     if fate == "lost in part":
         assert said.startswith("Compressed memory loses 17 % of what can be read of the colour (red, blue): ")
+    if fate == "kept":
+        loss = "no loss is visible" if slots[0] >= better else "a loss is not confirmed, because the intervals overlap"
+        assert said.startswith(f"Compressed memory keeps the colour (red, blue), and {loss}: ")
 
 
 def test_conclusions_on_several_rows_are_on_their_means() -> None:
