@@ -20,7 +20,7 @@ from agent import AgentOutput, EnvOutput
 from agent.core import CompressiveTransformer, State, Transformer, leaves, map_state
 from agent.core.config import LayerSizes
 from agent.policies import Shown
-from agent.trajectory import image_of, sensed_of
+from agent.trajectory import Observation, image_of, sensed_of
 from envs import guard
 from envs.actions import ActionVector, Part
 from envs.outputs import described, is_picture
@@ -143,7 +143,9 @@ class Recording:
     compressed: None if the first layer compressed nothing of the episode.
     reconstructions: [T, height, width, channels] uint8 the small images that the agent predicts from the inputs of
         its core; None if it was not trained to, or sees no images.
-    last_observation: all parts of the observation after the last action.
+    last_observation: all parts of the observation after the last action, without words.
+    words: [T + 1, W] int64 ids of the words of each observation's instruction, also of the last one; None if there are
+        no instructions.
     terminated: whether the episode ended by itself, not by a limit of time.
     action_names: one for each action of a Discrete space; of a vector one for each column.
     parts: those of an action that is a vector, in the order of its columns; else none. See `envs.actions`.
@@ -179,6 +181,7 @@ class Recording:
     compressed: Compressed | None
     reconstructions: np.ndarray | None
     last_observation: tuple[np.ndarray, ...]
+    words: np.ndarray | None
     terminated: bool
     action_names: tuple[str, ...]
     parts: tuple[Part, ...]
@@ -565,6 +568,13 @@ def _parts_of_first_row(given: EnvOutput) -> tuple[np.ndarray, ...]:
     return tuple(part[0].numpy().copy() for part in leaves(sensed_of(given.observation)))
 
 
+def _words_of_first_row(given: EnvOutput) -> np.ndarray | None:
+    """A copy of the words of the first environment's instruction; None if there are none."""
+    if not isinstance(given.observation, Observation):
+        return None
+    return given.observation.instruction[0].numpy().copy()
+
+
 def _join(steps: list[_Step], episode: Episode, actor: Actor, counterfactual: _Counterfactual) -> Recording:
     """The recording of an episode's steps."""
     core = actor.agent.core
@@ -627,6 +637,7 @@ def _join(steps: list[_Step], episode: Episode, actor: Actor, counterfactual: _C
         compressed=_join_compressed(steps),
         reconstructions=_stack(step.reconstruction for step in steps),
         last_observation=_parts_of_first_row(actor.env_output),
+        words=_stack(_words_of_first_row(given) for given in (*(step.given for step in steps), actor.env_output)),
         terminated=bool(actor.env_output.discount[0] == 0),
         action_names=_action_names(actor),
         parts=tuple(getattr(actor.envs.single_action_space, "parts", ())),

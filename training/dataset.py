@@ -60,8 +60,9 @@ def write_dataset(
 ) -> Path:
     """Plays episodes and writes them as the Minari dataset `name`, whole or not at all; returns its folder.
 
-    Observations and actions are those of the agent, pictures without loss; several parts are a tuple. The infos of an
-    episode of T steps are arrays [T]: see `_infos`.
+    Observations and actions are those of the agent, pictures without loss; several parts are a tuple, and with
+    instructions there is a dictionary of "observation" and "instruction", the ids of words. The infos of an episode of
+    T steps are arrays [T]: see `_infos`.
 
     Args:
         seed: of the episodes.
@@ -69,13 +70,11 @@ def write_dataset(
         progress: called with the number of finished episodes.
 
     Raises:
-        ImportError, ValueError: see `new_dataset`; or the environment has instructions.
+        ImportError, ValueError: see `new_dataset`.
         OSError: if it cannot be written.
     """
     folder = new_dataset(name)
     known = interface(player.env)
-    if known.vocabulary:
-        raise ValueError(f"expected an environment without instructions, got {player.env}")
     with _elsewhere() as make_visible:
         _write(name, player, known, episodes, seed, sample, progress)
         make_visible(name, folder)
@@ -127,7 +126,6 @@ def _write(
     """Plays the episodes, and appends each to the dataset when it has ended."""
     import minari
 
-    observation_space, action_space = spaces_of(known)
     scores = reference_scores(player.env)
     dataset = None
     actor = make_evaluator(player.config, player.agent, 1, seed, sample, player.env, film=True)
@@ -135,6 +133,8 @@ def _write(
         for number in range(episodes):
             (recording,) = record_episodes(actor, 1, player.config.actors.max_episode_steps, in_detail=False)
             buffer = _episode(recording, number)
+            num_words = 0 if recording.words is None else recording.words.shape[1]
+            observation_space, action_space = spaces_of(known, num_words)
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # Minari recommends an author, a link and more
                 if dataset is None:
@@ -157,8 +157,8 @@ def _write(
         actor.close()
 
 
-def spaces_of(known: Interface) -> tuple[spaces.Space[Any], spaces.Space[Any]]:
-    """The spaces of what an agent sees and does, without classes of our own."""
+def spaces_of(known: Interface, num_words: int = 0) -> tuple[spaces.Space[Any], spaces.Space[Any]]:
+    """The spaces of what an agent sees and does, without classes of our own; instructions have `num_words` ids."""
     shapes = parts_of(known.observation_shape) or (known.observation_shape,)
     boxes: list[spaces.Space[Any]] = []
     for shape in shapes:
@@ -166,6 +166,9 @@ def spaces_of(known: Interface) -> tuple[spaces.Space[Any], spaces.Space[Any]]:
         box = spaces.Box(0, 255, shape, np.uint8) if is_image else spaces.Box(-np.inf, np.inf, shape, np.float32)
         boxes.append(box)
     observation: spaces.Space[Any] = spaces.Tuple(boxes) if len(boxes) > 1 else boxes[0]
+    if num_words:
+        words = spaces.Box(0, known.vocabulary - 1, (num_words,), np.int64)
+        observation = spaces.Dict(observation=observation, instruction=words)
     if isinstance(known.actions, int):
         return observation, spaces.Discrete(known.actions)
     highs: list[float] = []
@@ -206,11 +209,14 @@ def _episode(recording: Recording, number: int) -> Any:
     parts = []
     for part, last in zip((recording.observations, *recording.more_observations), recording.last_observation):
         parts.append(np.concatenate([part, last[None]]))
+    observations: Any = tuple(parts) if len(parts) > 1 else parts[0]
+    if recording.words is not None:
+        observations = {"observation": observations, "instruction": recording.words}
     steps = len(recording.rewards)
     is_last = np.arange(steps) == steps - 1
     return EpisodeBuffer(
         id=number,
-        observations=tuple(parts) if len(parts) > 1 else parts[0],
+        observations=observations,
         actions=recording.actions,
         rewards=recording.rewards.astype(np.float64),
         terminations=is_last & recording.terminated,

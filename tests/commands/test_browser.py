@@ -330,7 +330,7 @@ def test_routed_slots_name_their_cluster_and_its_steps(tab: Any, routed: tuple[P
     assert "mean of all" not in tab.locator("#layer").inner_text(), "clusters of layers are not the same"
     step, layer = len(episode["actions"]) - 1, episode["layers"][0]
     tab.keyboard.press("End")
-    tab.select_option("#show", "attention")
+    assert tab.locator("#show").is_hidden(), "what memory caused was not recorded"
     steps = unpacked(layer["steps"], "<i4").reshape(step + 1, -1, 2)[step, :, 0]
     read = unpacked(layer["weights"], "u1").reshape(step + 1, 2, -1)[step] > 0
     for head in (0, 1):
@@ -621,7 +621,6 @@ def test_wide_pictures_of_steps_are_beside_each_other(tab: Any, tmp_path: Path) 
     page = write_page(tmp_path / "wide.html", "episode", page_data([recording], "Wide", "compressive"))
     show(tab, page)
     tab.keyboard.press("End")
-    tab.select_option("#show", "attention")
     assert tab.evaluate("DATA.sheet.width / DATA.sheet.height") > 4
     found = tab.locator(".slot canvas").evaluate_all(
         "(all) => all.map((canvas) => [canvas.clientWidth, Number(canvas.parentElement.dataset.size)])"

@@ -89,6 +89,22 @@ def test_vectors_and_actions_of_numbers(tmp_path: Path, cli: Commands) -> None:
     assert "attention" not in episode.infos
 
 
+def test_instructions_are_beside_what_is_seen(tmp_path: Path, cli: Commands) -> None:
+    run, env = tmp_path / "run", "gym:tests.envs.odd:Many-v0"
+    cli.run("launch", "--local", f"--run={run}", f"--env={env}", *SMALL, "--frames=64")
+    cli.run("record", run, "--minari=told-v0", "--episodes=1", f"--allow={env}")
+    found = minari.load_dataset("told-v0")
+    (episode,) = found.iterate_episodes()
+    words = episode.observations["instruction"]
+    player = load_trained_agent(Run(run), env)
+    (played,) = record(player.config, player.agent, 1, in_detail=False)
+    np.testing.assert_array_equal(words, played.words)
+    assert found.observation_space["instruction"] == spaces.Box(0, 1000, words.shape[1:], np.int64)
+    first, *_ = episode.observations["observation"]
+    np.testing.assert_array_equal(first[:-1], played.observations)
+    assert (words[1:] != words[:-1]).any()
+
+
 def test_what_is_refused(finished: tuple[Path, str], cli: Commands, datasets: Path, copied: Any) -> None:
     run = finished[0]
     cli.refuse("record", run, "--minari=agent", words="minari: expected a name such as rooms/agent-v0, got 'agent'")

@@ -187,7 +187,7 @@ def test_the_report_of_a_finished_run(copied: Copied, tmp_path: Path, cli: Comma
     assert choices["value"] == f"{100 * summary['correct_choices']['mean']:.1f} %"
     assert relative["name"] == "oracle-normalised score"
     assert (data["headline"]["source"], data["headline"]["command"]) == ("evaluation", "")
-    assert float(data["facts"]["training return"]) == pytest.approx(rows[-1]["episode/return"], abs=0.06)
+    assert float(data["facts"]["return in training"]) == pytest.approx(rows[-1]["episode/return"], abs=0.06)
     assert "return" not in data["facts"], "it would be unclear of what"
     charts = {chart["title"]: chart["series"] for chart in data["charts"]}
     assert {"return", "correct choices", "losses", "attention", "throughput", "policy lag"} <= charts.keys()

@@ -81,7 +81,7 @@ def test_status_and_runs_say_the_same(copied: Copied, cli: Commands) -> None:
     last = read_metrics(run)[-1]
     state, _, score = said()
     assert state == "trained, but not evaluated"
-    assert score == f"return {last['episode/return']:.1f} in training"
+    assert score == f"oracle-normalised {last['episode/oracle_normalised']:.1f} % in training"
 
 
 ROWS = [

@@ -75,8 +75,9 @@ def test_a_score_is_of_the_evaluation_or_of_training() -> None:
     evaluation = {"return": {"mean": 0.5, "low": 0.4, "high": 0.6}, "oracle_normalised": 66.2}
     evaluation["oracle_normalised_interval"] = [12.1, 98.3]
     row = {"episode/return": 0.25, "episode/oracle_normalised": 5.0}
-    assert str(read_score("launch", evaluation, row)) == "oracle-normalised 66 % [12, 98]"
-    assert str(read_score("launch", {"return": {"mean": 0.5, "low": 0.5, "high": 0.5}}, {})) == "return 0.500 all equal"
+    assert str(read_score("launch", evaluation, row)) == "oracle-normalised 66 % [12, 98] in the evaluation"
+    equal = {"return": {"mean": 0.5, "low": 0.5, "high": 0.5}}
+    assert str(read_score("launch", equal, {})) == "return 0.500 all equal in the evaluation"
     assert str(read_score("launch", {"return": "damaged"}, row)) == "oracle-normalised 5.0 % in training"
     assert read_score("text", {}, {"loss/nll": 1.5}) == Score("loss", 1.5, training=True)
     assert read_score("launch", {}, {"episode/return": float("nan")}) is None
