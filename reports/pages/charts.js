@@ -113,12 +113,12 @@ function smoothed(line, share) {
 // Groups that open, of this page: printed open. A chart that was never shown has no size yet, and an observer of sizes
 // would be too late, so all are drawn at once.
 let closed = [];
-addEventListener("beforeprint", () => {
+window.addEventListener("beforeprint", () => {
   closed = [...document.querySelectorAll("details.group:not([open])")];
   for (const group of closed) group.open = true;
   for (const svg of document.querySelectorAll("svg")) svg.redraw?.();
 });
-addEventListener("afterprint", () => {
+window.addEventListener("afterprint", () => {
   for (const group of closed) group.open = false;
 });
 

@@ -25,6 +25,7 @@ SMALLEST = {
     "oracle": "--episodes 2",
     "peers": "--rllib {folder}/python --sample-factory {folder}/python --ppo-trxl {folder}/python "
     "--ppo-trxl-python {folder}/python --envs 2 --unroll-length 16 --batch 64 --turns 1 --seconds 1 --warm-up 0",
+    "reach": "--table {folder}/reach.csv --plot {folder}/reach.svg",
     "recall": "{folder}/recall --seeds 0 --updates 2 --processes 1",
     "resident": "--device cpu --preset cpu --env rooms:small --envs 64 --seconds 0.01 --check-steps 2",
     "scaling": "--presets cpu --gpus 1 --seconds 0.1",

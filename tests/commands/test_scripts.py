@@ -13,7 +13,7 @@ import reports.pages
 
 NODE = shutil.which("node") or shutil.which("nodejs")
 pytestmark = pytest.mark.skipif(NODE is None, reason="needs Node")
-SCRIPTS = ("charts.js", "choices.js", "actions.js", "episode.js")
+SCRIPTS = ("charts.js", "memory.js", "choices.js", "actions.js", "episode.js")
 #: As much of a browser as the functions need: elements that keep what they are given.
 BROWSER = """
 const made = () => ({
@@ -26,7 +26,7 @@ const document = {
   createElement: (name) => ({ ...made(), name }), createElementNS: (_, name) => ({ ...made(), name }),
   getElementById: (id) => (known[id] ??= made()), addEventListener() {},
 };
-const window = { devicePixelRatio: 1 };
+const window = { devicePixelRatio: 1, addEventListener() {} };
 class ResizeObserver { observe() {} }
 let DATA;
 """
@@ -129,8 +129,8 @@ def test_the_verdict_counts_the_steps_since_the_room_was_entered() -> None:
 def test_memory_decided_a_choice_from_100_times_on() -> None:
     logs = [float(np.log(times)) for times in (99, 101, 1 / 99, 1 / 101)]
     assert evaluated("logs.map(verdict)", logs=logs) == ["none", "led", "none", "against"]
-    words = ["99 times", "100 times", "0.01 times", "1/100"]
-    assert evaluated("logs.map(often)", logs=logs) == words
+    assert evaluated("logs.map(ratio)", logs=logs) == ["99", "100", "0.01", "1/100"]
+    assert evaluated("[20, -20].map(ratio)") == ["more than a million", "less than a millionth"]
 
 
 def test_unusual_is_at_most_one_in_five_on_either_side() -> None:
