@@ -9,7 +9,7 @@ earlier steps that together have most attention.
 """
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -18,11 +18,11 @@ import numpy as np
 import tyro
 
 from actors.causes import STRETCH
-from actors.recording import Recording
+from actors.recording import Recording, record_episodes
 from benchmarks.common import run
 from reports.episode import DECISIVE, agreement
 from storage.run import Run
-from training.evaluation import load_trained_agent, record
+from training.evaluation import TrainedAgent, load_trained_agent, make_evaluator
 
 AGES = (1, 8, 16, 32, 64, 128)
 """Where intervals of ages begin."""
@@ -39,19 +39,34 @@ class Options:
 def measure(options: Options) -> dict[str, Any]:
     found: dict[str, Any] = {"episodes": options.episodes}
     for path in options.runs:
-        player = load_trained_agent(Run(path))
-        recordings = record(player.config, player.agent, options.episodes, options.seed, with_effects=True)
-        found[str(path)] = _of_run(recordings)
+        found[str(path)] = _of_run(_recordings(load_trained_agent(Run(path)), options))
     if options.plot:
         _draw(found, [str(path) for path in options.runs], options.plot)
     return found
 
 
-def _of_run(recordings: Sequence[Recording]) -> dict[str, Any]:
-    kinds = recordings[0].kinds
+def _recordings(player: TrainedAgent, options: Options) -> Iterator[Recording]:
+    """Episodes one after the other: all together would not fit in memory."""
+    config = player.config
+    actor = make_evaluator(config, player.agent, 1, options.seed, True, player.env, film=True)
+    try:
+        for _ in range(options.episodes):
+            yield from record_episodes(actor, 1, config.actors.max_episode_steps, in_detail=False, with_effects=True)
+    finally:
+        actor.close()
+
+
+def _of_run(recordings: Iterable[Recording]) -> dict[str, Any]:
     causes, looks, ages, looked = [], [], [], []
+    kinds: Sequence[str] = ()
+    steps = 0
+    agree = 0
     for recording in recordings:
         assert recording.effects
+        kinds = recording.kinds
+        steps += len(recording.rewards)
+        counted = agreement([recording])
+        agree += counted["agree"] if counted else 0
         layer = recording.attention[0]
         weights = layer.weights.mean(axis=1)  # [T, S]
         kind_of_slot = np.repeat(np.arange(3), layer.sizes)
@@ -65,11 +80,10 @@ def _of_run(recordings: Sequence[Recording]) -> dict[str, Any]:
             ages.append(int(step - effect.stretch[1]))
             totals = np.convolve(by_step[step, :step], np.ones(STRETCH))[:step]  # of the steps up to each
             looked.append(int(step - totals.argmax()))
-    counted = agreement(recordings) or {"agree": 0}
     return {
-        "steps": sum(len(recording.rewards) for recording in recordings),
+        "steps": steps,
         "decided": len(ages),
-        "attention agrees": counted["agree"],
+        "attention agrees": agree,
         "causes": _shares(causes, kinds),
         "attention": _shares(looks, kinds),
         "ages of causes": _by_age(ages),
