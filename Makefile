@@ -40,7 +40,7 @@ $(READY): pyproject.toml $(LOCK)
 train: venv  ## train the Compressive Transformer agent on two CPU cores, under 10 minutes
 	$(BIN)/compressive launch --preset cpu $(ARGS)
 
-demo: venv  ## play a trained agent, and write a video and a page of what it attends to: seconds
+demo: venv  ## play a trained agent, and write a video and a page of what its memory decides
 	$(BIN)/compressive visualize pretrained/level --seed 9 --output demo $(ARGS)
 	@echo "train an agent of your own, in under 10 minutes: make train"
 
