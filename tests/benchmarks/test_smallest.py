@@ -15,6 +15,7 @@ RAY = ("kill_driver", "peers", "scaling", "soak", "system", "text")
 SMALLEST = {
     "balanced": "bits --steps 4 --updates 1 --rows 2 --measured 2 --window 2",
     "causes": "pretrained/small --episodes 1 --plot {folder}/causes.svg",
+    "cores": "--seconds 0.01 --turns 1 --cores gru compressive",
     "core": "--seconds 0.01 --turns 1 --batch 1 --plot {folder}/core.svg",
     "density": "storage",
     "digests": "--no-ray --only lstm",
