@@ -127,6 +127,10 @@ def test_two_jobs_on_the_same_nodes(submit: Callable[..., Any], tmp_path: Path) 
     assert first.poll() is None, logs[7].read_text()
     assert second.wait(PATIENCE) == 0, logs[8].read_text()
     assert runs[8].evaluation_file().is_file()
+    assert "Ray runtime started" not in logs[8].read_text()
+    printed = sorted(Path(f"{runs[8].path}.ray").iterdir())
+    assert len(printed) == 2, "one for each node"
+    assert all("Ray runtime started" in file.read_text() for file in printed)
     wait_until(lambda: not marked("job-8"))
 
     os.kill(first.pid, signal.SIGUSR1)
