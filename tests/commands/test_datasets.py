@@ -102,6 +102,7 @@ def test_instructions_are_beside_what_is_seen(tmp_path: Path, cli: Commands) -> 
     assert found.observation_space["instruction"] == spaces.Box(0, 1000, words.shape[1:], np.int64)
     first, *_ = episode.observations["observation"]
     np.testing.assert_array_equal(first[:-1], played.observations)
+    assert len(words) == len(played.rewards) + 1
     assert (words[1:] != words[:-1]).any()
 
 

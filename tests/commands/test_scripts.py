@@ -61,6 +61,16 @@ def test_a_curve_is_interrupted_where_values_are_missing() -> None:
     )
 
 
+def test_names_of_lines_at_one_height_are_at_both_ends() -> None:
+    """Also if a curve crosses one of the ends."""
+    lines = [{"name": "oracle", "value": 10.0}, {"name": "evaluation", "value": 10.05}]
+    series = "[{ name: 'a', colour: 'red', x: [0, 1, 2], y: [10, 0, 0] }]"
+    texts = "chart.svg.children.filter(({ attributes }) => attributes.class === 'within')"
+    chart = f"const chart = new LineChart(made(), {series}, {{ lines }});"
+    ends = evaluated(chart, f"{texts}.map(({{ attributes }}) => attributes['text-anchor'])", lines=lines)
+    assert ends == ["end", "start"]
+
+
 def test_stays_in_the_first_room_are_apart() -> None:
     poses = [[0, 0, 0, room] for room in (0, 0, 1, 1, 0, 2, 0, 0, 0)]
     assert evaluated("visits(of)", of={"poses": poses}) == [[0, 1], [4, 4], [6, 8]]

@@ -95,6 +95,26 @@ def test_a_small_curve_goes_as_far_as_the_training(folder: Path) -> None:
     assert learning_curve(entry.run, entry.config) == []
 
 
+def test_small_curves_of_a_group_have_one_scale(folder: Path) -> None:
+    """The box is 24 high, with 2 left free on either side; a score that is twice as high is drawn twice as high."""
+    name = "episode/oracle_normalised"
+    heights = {}
+    for run, score in (("finished", 1.0), ("<b>name", 3.0)):
+        file = folder / run / "metrics.jsonl"
+        rows = [json.loads(line) for line in file.read_text().splitlines()]
+        rows[0][name] = 0.0
+        for row in rows[1:]:
+            row[name] = score
+        file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    with Watch(folder, 0) as server:
+        page = server.overview()
+    data = json.loads(page.split('type="application/json">')[1].split("</script>")[0])
+    (group,) = (group for group in data["groups"] if group["title"] == "rooms:small" and len(group["rows"]) == 2)
+    for row in group["rows"]:
+        heights[row["name"]] = 22 - float(row["curve"]["end"][1])
+    assert heights == {"finished": pytest.approx(20 / 3, abs=0.1), "<b>name": pytest.approx(20.0, abs=0.1)}
+
+
 def test_names_and_metrics_may_be_missing(folder: Path, ask: Ask) -> None:
     name = os.fsdecode(b"\xff")
     (folder / "finished").rename(folder / name)
