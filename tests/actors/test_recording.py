@@ -97,6 +97,7 @@ def test_compressed_slots_are_recorded_with_their_steps(rate: int) -> None:
     actor = Actor(make_vector(ENV, 1), Agent(config, (24, 32, 3), 9), actor_id=0, seed=3)
     decoder = actor.agent.reconstruction.decoder
     for recording in record_episodes(actor, 2):
+        assert {layer.rate for layer in recording.attention} == {rate}
         slots, steps, inputs = recording.compressed
         assert steps.min() >= 0
         assert (np.diff(steps) == 1).all()
