@@ -13,8 +13,9 @@ from actors.recording import Attention, Recording, record_episodes
 from agent import Agent, AgentConfig
 from agent.core import CompressiveTransformerConfig, CoreConfig, LSTMConfig, RoutingTransformerConfig
 from envs import make_vector
-from reports.episode import agreement
+from reports.episode import agreement, page_data
 from tests.agent.tiny import normal
+from tests.commands.pages import unpacked
 
 ENV = "rooms:small,episode_frames=120"
 SIZES: dict[str, Any] = {"segment_size": 4, "memory_size": 4}
@@ -143,3 +144,16 @@ def test_agreement_counts_decisive_steps() -> None:
     assert agreement([recording]) == {"agree": 1, "of": 2, "steps": STRETCH}
     less = (found[0], found[1]._replace(stretch_effect=2.2), found[2])
     assert agreement([replace(recording, effects=less)]) == {"agree": 0, "of": 1, "steps": STRETCH}
+
+
+def test_a_page_has_the_effects_in_thousandths() -> None:
+    recording = recorded(COMPRESSIVE)
+    assert recording.effects is not None
+    (episode,) = page_data([recording], "title", "compressive")["episodes"]
+    slots = np.stack([each.slots for each in recording.effects])
+    found = unpacked(episode["effects"]["slots"], "<i2").reshape(slots.shape) / 1000
+    np.testing.assert_allclose(found, slots, atol=6e-4)
+    assert np.abs(slots).max() > 1e-3
+    huge = tuple(each._replace(slots=each.slots + 99.0) for each in recording.effects)
+    (episode,) = page_data([replace(recording, effects=huge)], "title", "compressive")["episodes"]
+    assert (unpacked(episode["effects"]["slots"], "<i2") == 32_767).all(), "as large as it can say"
