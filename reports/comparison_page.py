@@ -323,7 +323,7 @@ def answer(comparison: Comparison) -> str:
     sentence = f"{best} is better than {_list(better[best])}"
     level = _not_confirmed(comparison)
     if level:
-        sentence += f"; whether it differs from {_list(level)} is not confirmed"
+        sentence += f"; no difference from {_list(level)} is confirmed"
     return f"{sentence}."
 
 

@@ -23,7 +23,7 @@ SUMMARIES = {
     LOST_IN_PART: "Compressed memory keeps most of what a linear probe can read of {things}.",
     MOSTLY_LOST: "Compressed memory loses most of what a linear probe can read of {things}.",
     UNREADABLE: "A linear probe cannot read {things} even before compression.",
-    UNKNOWN: "Whether compressed memory keeps {things} is unknown.",
+    UNKNOWN: "Too few episodes were played to tell whether compressed memory keeps {things}.",
 }
 """What is said of all things that probes read, in this order, by what becomes of them."""
 NAMES_READ = "is right for {slot} % of compressed slots and {before} % before compression"
@@ -125,9 +125,7 @@ def _names(features: Features, things: np.ndarray, episode: np.ndarray) -> dict[
         which = ", ".join(answers[:4]) + (", ..." if len(answers) > 4 else "")
         if number < EACH * len(answers):
             needed = f"to tell {len(answers)} answers apart takes {EACH * len(answers)} episodes (--episodes)"
-            text = (
-                f"Whether compressed memory keeps the {title} ({which}) is unknown: {needed}, and there are {number}."
-            )
+            text = f"Whether compressed memory keeps the {title} ({which}) cannot be told: {needed}, not {number}."
             says.append((UNKNOWN, f"the {title}", text))
             continue
         read = [read_in_others(x, np.eye(len(answers))[right], episode).argmax(axis=1) == right for x in features]
@@ -167,7 +165,7 @@ def conclusion(
         said = f"Compressed memory keeps {thing}, and {loss}"
     else:
         fate = UNKNOWN
-        said = f"Whether compressed memory keeps {thing} is unknown, because the intervals are too wide"
+        said = f"Whether compressed memory keeps {thing} cannot be told, because the intervals are too wide"
     return fate, what, f"{said}: a linear probe {evidence}."
 
 

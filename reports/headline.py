@@ -152,7 +152,7 @@ def _about(config: RunConfig, summary: Mapping[str, Any]) -> str:
         about += f"; {summary['choices_per_episode']:.1f} choices an episode"
     score = summary["return"]
     if "low" in score and score["low"] != score["high"]:
-        about += ". Intervals are 95 % bootstrap over episodes"
+        about += ". Intervals are 95 % bootstrap over episodes of this one run: other seeds may differ by more"
     return f"{about}."
 
 

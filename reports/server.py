@@ -26,6 +26,7 @@ from reports.tables import significant
 from storage.errors import UserError
 from storage.files import open_regular, redact
 from storage.run import Run
+from training.console import program
 
 MIME_TYPES = {".html": "text/html; charset=utf-8", ".mp4": "video/mp4"}
 OWN = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data:; media-src 'self'; "
@@ -173,6 +174,7 @@ def _row(entry: Entry, variant: str, curve: dict[str, Any]) -> dict[str, Any]:
         "curve": curve,
         "measured": ago(entry.age),
         "command": entry.next,
+        "short_command": entry.next.removeprefix(f"{program()} "),
     }
     row["sort"] = {
         "run": entry.name,

@@ -83,8 +83,9 @@ class Board {
       const most = Math.max(0, ...series.flatMap((line) => line[axis] || []));
       const [unit, each] = this.axes[axis] !== "time" ? [this.axes[axis], 1] : most < 300 ? ["seconds", 1] : most < 7200 ? ["minutes", 60] : ["hours", 3600];
       const placed = coloured.filter((line) => line[axis]).map((line) => ({ ...line, x: line[axis].map((x) => x / each) }));
+      const breaks = (bands || []).flatMap(({ from, to }) => [from, to]);  // stages of a curriculum are different tasks
       const drawn = placed.flatMap((line) => (line.exact || line.thin || !Number(smoothing) ? [line] : [
-        { ...line, thin: true, low: null, high: null }, smoothed(line, smoothing)]));
+        { ...line, thin: true, low: null, high: null }, smoothed(line, smoothing, breaks)]));
       host.replaceChildren();
       new LineChart(host, drawn, { height: 170, domain: [0, most / each || 1], include, lines, legend, xLabel: unit, label: `${title} over ${unit}`, ...this.options, ...options, bands });
     };
@@ -95,12 +96,14 @@ class Board {
 }
 
 // A curve as an exponential moving average without the bias of its beginning, over a share of its points: at most about
-// a twentieth. Gaps stay.
-function smoothed(line, share) {
+// a twentieth. Gaps stay, and at the places `breaks` on the x axis it begins anew.
+function smoothed(line, share, breaks = []) {
   const weight = Math.exp(-20 / (share * line.y.length));
+  const isBroken = (index) => index > 0 && breaks.some((place) => line.x[index - 1] < place && place <= line.x[index]);
   const along = (values) => {
     let sum = 0, total = 0;
-    return values && values.map((value) => {
+    return values && values.map((value, index) => {
+      if (isBroken(index)) [sum, total] = [0, 0];
       if (value === null) return null;
       sum = weight * sum + (1 - weight) * value;
       total = weight * total + 1 - weight;

@@ -130,18 +130,27 @@ function whyNone(ranks) {
     : `It told the two apart when it saw the example, and made no use of it: ${far}.`;
 }
 
-// A choice in a few words, and why in a sentence or two.
-function headline({ total, entered }, right, of, at, ranks) {
-  const is = right ? "Right" : "Wrong";
-  if (total === undefined) return [`${is} choice`, ""];
-  const bar = `likelihood ratio ${ratio(total)}; ${TIMES} or more ${verdict(total) === LED ? "means" : "would mean"} that memory decided`;
-  const would = { [LED]: "would hardly have done this", [NONE]: "would have done much the same", [AGAINST]: "would more likely have done this" };
-  const supposed = `Shown the other object as the example, it ${would[verdict(total)]} (${bar}).`;
+// A choice in a few words, and what happened and why in a few sentences.
+function headline(known, right, of, at, ranks) {
+  const { total, entered, took, left } = known, is = right ? "Right" : "Wrong";
+  const what = took ? `It took the ${took.thing} (${took.name}), not the ${left.thing} (${left.name}). ` : "";
+  if (total === undefined) return [`${is} choice`, what.trim()];
+  const bar = `${TIMES} or more ${verdict(total) === LED ? "means" : "would mean"} that memory decided`;
+  const times = ratio(Math.abs(total));
+  const supposed = {
+    [LED]: `With the other object as the example, its actions in this room would have been ${times} times less likely (${bar}).`,
+    [NONE]: `With the other object as the example, it would have done much the same (likelihood ratio ${ratio(total)}; ${bar}).`,
+    [AGAINST]: `With the other object as the example, its actions in this room would have been ${times} times more likely.`,
+  }[verdict(total)];
+  if (verdict(total) === NONE) return [`${is}: a ${right ? "lucky " : ""}guess`, `${what}${supposed} ${whyNone(ranks)}`];
+  if (verdict(total) === AGAINST) {
+    const sampled = right ? "" : " It knew which object it had seen, and the actions drawn from its probabilities led elsewhere.";
+    return [`${is}, against its memory`, `${what}${supposed}${sampled}`];
+  }
+  const mistaken = right ? "" : " So it seems to have mistaken the example for the other object.";
   const because = earlierCause(of, entered, at);
-  const from = because ? ` Its action at step ${because.when} came from ${stepsOf(because)}: without ${because.first === because.last ? "it" : "them"} in memory its odds would be ${oddsWithout(because.fall)}.` : "";
-  if (verdict(total) === NONE) return [`${is}: a ${right ? "lucky " : ""}guess`, `${supposed} ${whyNone(ranks)}`];
-  if (verdict(total) === AGAINST) return [`${is}, against its memory`, `${supposed}${right ? "" : " It knew which object it had seen, and the actions drawn from its probabilities led elsewhere."}`];
-  return [right ? "Right: memory decided" : "Wrong: memory misled it", `${supposed}${right ? "" : " It took the example for the other object."}${from}`];
+  const from = because ? ` Its action at step ${because.when} came from ${stepsOf(because)}: without them in memory its odds would be ${oddsWithout(because.fall)}.` : "";
+  return [right ? "Right: memory decided" : "Wrong: memory misled it", `${what}${supposed}${mistaken}${from}`];
 }
 
 // The verdicts on all choices of the page, in a sentence.
@@ -206,8 +215,8 @@ function objects(of, at) {
   const shown = [];
   const examples = seen?.length ? inView(of, seen[0]) : [];
   if (examples.length === 1) shown.push({ thing: examples[0], steps: seen, label: "the example", mark: "" });
-  shown.push({ thing: took, steps: inRoom, label: "what it took", mark: right ? "good" : "bad" });
-  shown.push({ thing: left, steps: inRoom, label: "what it left", mark: "" });
+  shown.push({ thing: took, steps: inRoom, label: right ? "✓ it took" : "✗ it took", mark: right ? "good" : "bad" });
+  shown.push({ thing: left, steps: inRoom, label: "not taken", mark: "" });
   return shown.flatMap(({ thing, steps, label, mark }) => {
     const when = bestView(of, steps, thing);
     return when === undefined ? [] : [portrait(of, when, thing, label, mark, distance(of, at, took))];
@@ -231,7 +240,7 @@ function portrait(of, when, thing, label, mark, near) {
   const scale = canvas.width / side;
   paint(canvas.getContext("2d"), when, -left * scale, -top * scale, width * scale, height * scale);
   const button = element("button", { class: `object ${mark}`, title: `Go to step ${when}` });
-  button.append(canvas, element("b", {}, label), element("span", {}, thing.thing), element("span", {}, `at step ${when}`));
+  button.append(canvas, element("b", {}, label), element("span", {}, thing.thing), element("span", {}, `seen at step ${when}`));
   button.addEventListener("click", () => { stop(); go(when); });
   return button;
 }

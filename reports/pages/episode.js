@@ -59,7 +59,7 @@ async function choose(index, at = 0) {
   const shared = { inset: INSET, domain: [0, steps.length - 1], bands: visits().map(([from, to]) => ({ from, to })), pick: (x) => go(Math.round(x)) };
   charts = [
     new LineChart(get("values"), [{ name: "value", colour: "var(--s0)", x: steps, y: episode.values }], { ...shared, height: 96, label: "value at each step", include: [0, 0] }),
-    new LineChart(get("rewards"), [{ name: "reward", colour: "var(--s6)", x: steps, y: episode.rewards, stems: true }], { ...shared, height: 68, label: "reward after each step", include: [0, 0] }),
+    new LineChart(get("rewards"), [{ name: "reward", colour: "var(--s6)", x: steps, y: episode.rewards, stems: true }], { ...shared, height: 92, label: "reward after each step", include: [0, 0] }),
   ];
   get("mistake").hidden = !episode.choices.some(Boolean);
   go(at);
@@ -340,6 +340,7 @@ function options(select, names) {
 }
 
 function start() {
+  get("watch").style.setProperty("--ratio", DATA.sheet.width / DATA.sheet.height);
   options(get("episode"), DATA.episodes.map((each, index) => [index, `episode ${index + 1}: ${signed(each.score)}${mistakes(each).length ? `, ${mistakes(each).length} wrong` : ""}`]));
   get("episode").addEventListener("change", (event) => choose(Number(event.target.value)));
   get("shaded").textContent = DATA.plan ? `shaded: ${DATA.plan.rooms[0]}` : "";

@@ -208,7 +208,8 @@ function kinds(slots, decided) {
   const bar = (kind) => element("span", { style: `width: ${100 * share(kind)}%; background: var(--${kind})` });
   get("kinds").replaceChildren(...(decided ? [] : present.map(bar)));
   const told = decided ? (kind) => oddsChange(episode.effects.kinds[step][episode.kinds.indexOf(kind)]) : (kind) => percent(share(kind));
-  get("shares").replaceChildren(...present.map((kind) => {
+  const shown = decided && !slots.length ? [] : present;
+  get("shares").replaceChildren(...shown.map((kind) => {
     const earlier = decided && kind === "segment" ? "earlier steps of the " : "";
     const node = element("span");
     node.append(element("i", { style: `color: var(--${kind})` }), `${decided ? "odds without " : ""}${earlier}${NAMES[kind]} `, element("b", {}, told(kind)));

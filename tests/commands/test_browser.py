@@ -206,7 +206,10 @@ def test_a_page_opens_at_the_first_mistake(tab: Any, finished: tuple[Path, str],
     tab.set_viewport_size({"width": 390, "height": 844})
     tab.mouse.wheel(0, 2000)
     tab.wait_for_function("window.scrollY > 300")
-    assert tab.locator("#view").bounding_box()["y"] >= 0
+    view = tab.locator("#view").bounding_box()
+    assert view["y"] >= 0
+    assert view["height"] == pytest.approx(0.32 * 844, abs=1.5)
+    assert tab.locator("#watch").bounding_box()["width"] == view["width"], "names are above what they name"
     assert tab.locator("#slider").bounding_box()["y"] < 844 / 2
 
 
@@ -272,10 +275,12 @@ def test_a_wrong_choice_is_explained_by_memory(tab: Any, finished: tuple[Path, s
     tab.evaluate(ROOM, times)
     said = said_of_choice(tab, right)
     assert said.startswith("Wrong: memory misled it")
-    assert "it would hardly have done this (likelihood ratio 200; 100 or more means that memory decided)" in said
-    assert "It took the example for the other object" in said
-    assert "It took the red cube, right (leave), not the red cone" in said
-    seen_best = [["the example", "red cone", "at step 0"], ["what it took", "red cube", "at step 90"]]
+    less = "its actions in this room would have been 200 times less likely (100 or more means that memory decided)"
+    assert less in said
+    assert "it seems to have mistaken the example for the other object" in said
+    assert "It took the red cube (leave), not the red cone (take)." in said
+    assert "It took the red cube, right (leave), not the red cone, left (take)" in said
+    seen_best = [["the example", "red cone", "seen at step 0"], ["✗ it took", "red cube", "seen at step 90"]]
     tab.evaluate("episode.poses[90][2] = 170; go(100)")  # it turns to one of the two
     assert [text.split("\n") for text in tab.locator(".object").all_inner_texts()] == seen_best
     assert "changed the verdict most is 86, 6 after entering" in said
@@ -288,7 +293,7 @@ def test_a_wrong_choice_is_explained_by_memory(tab: Any, finished: tuple[Path, s
     tab.evaluate(ROOM, -times)
     said = said_of_choice(tab, right)
     assert said.startswith("Wrong, against its memory")
-    assert "it would more likely have done this (likelihood ratio 1/200;" in said
+    assert "its actions in this room would have been 200 times more likely" in said
     assert counts.format(0, 0, 1) in said
     tab.evaluate(ROOM, np.log(2.5))
     said = said_of_choice(tab, right)

@@ -346,7 +346,7 @@ def test_of_three_variants_one_may_be_worse_and_one_open(make_run: MakeRun) -> N
     ours = [60.0, 70.0, 80.0, 90.0, 100.0]
     scores = {"gru": ours, "lstm": [each - 1 for each in ours], "memoryless": [each - 60 for each in ours]}
     said, second = verdict_of(make_run, scores)
-    assert said.startswith("gru is better than memoryless; whether it differs from lstm is not confirmed.")
+    assert said.startswith("gru is better than memoryless; no difference from lstm is confirmed.")
     assert (second["name"], second["confirmed"]) == ("lstm", False)
 
 

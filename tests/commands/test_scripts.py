@@ -61,6 +61,13 @@ def test_a_curve_is_interrupted_where_values_are_missing() -> None:
     )
 
 
+def test_a_smoothed_curve_begins_anew_where_another_stage_does() -> None:
+    line = {"x": [0, 1, 2, 3], "y": [8.0, 8.0, 2.0, 2.0], "low": None, "high": None}
+    assert evaluated("smoothed(line, 1, [2]).y", line=line) == pytest.approx([8, 8, 2, 2])
+    through = evaluated("smoothed(line, 1).y", line=line)
+    assert 2 < through[2] < 8
+
+
 def test_names_of_lines_at_one_height_are_at_both_ends() -> None:
     """Also if a curve crosses one of the ends."""
     lines = [{"name": "oracle", "value": 10.0}, {"name": "evaluation", "value": 10.05}]
