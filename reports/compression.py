@@ -173,8 +173,9 @@ def _views(features: Features, views: np.ndarray, things: np.ndarray, episode: n
     """How much of the variance of the views of slots' steps [K, c, height, width, channels] is read.
 
     "rows": cells, for each of the c steps. "picture": a slot of median error, [2, c] views, as it was above and as it
-    is read below. "thing": what was shown then, "" if that is known of no slot. "slots", "rate": K and c. None if views
-    do not vary, or a probe of slots would be fitted to fewer than two of them for each feature.
+    is read below; if there are some, of slots that are not blank. "thing": what was shown then, "" if that is known of
+    no slot. "slots", "rate": K and c. None if views do not vary, or a probe of slots would be fitted to fewer than two
+    of them for each feature.
     """
     if len(views) - max(np.bincount(episode % FOLDS)) < 2 * features[0].shape[1]:
         return None
@@ -183,6 +184,10 @@ def _views(features: Features, views: np.ndarray, things: np.ndarray, episode: n
     if not spread.any(axis=1).all():
         return None
     known = np.flatnonzero((things != "") | (things == "").all())
+    # Black views, as of a wait in the dark, show nothing.
+    is_blank = np.ptp(views, axis=tuple(range(1, views.ndim))) == 0
+    if not is_blank[known].all():
+        known = known[~is_blank[known]]
     shown = known[np.argsort(errors[0].sum(axis=0)[known])[len(known) // 2]]
     picture = np.rint(255 * np.stack([views[shown], read[1][shown]]).clip(0, 1)).astype(np.uint8)
     opaque = np.pad(coloured(picture), [(0, 0)] * 4 + [(0, 1)], constant_values=255)

@@ -1,5 +1,7 @@
 """Recordings repeat what was played, and trace every key slot to the steps of a literal memory."""
 
+import base64
+import io
 import os
 import sys
 from dataclasses import replace
@@ -13,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
+from PIL import Image
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -210,6 +213,22 @@ def test_a_probe_reads_what_compressed_slots_hold(recordings: list[Recording], i
     lost = "Compressed memory loses most of what a linear probe can read of the views."
     assert kept["says"][0] == ("Compressed memory keeps the views." if informative else lost)
     assert what_is_kept(with_slots(recordings[:2], views=(2, 3, 1))) is not None, "gray"
+
+
+def test_the_picture_of_a_slot_is_not_black_if_others_are() -> None:
+    """Most slots are of a wait in the dark."""
+    played = record_episodes(make_actor(compressive()), 2)
+    dark = []
+    for recording in with_slots(played):
+        pictures = recording.reconstructions.copy()
+        pictures[: 3 * 36] = 0
+        dark.append(replace(recording, reconstructions=pictures))
+    kept = what_is_kept(dark)
+    assert kept is not None
+    source = kept["views"]["picture"]
+    shown = np.asarray(Image.open(io.BytesIO(base64.b64decode(source.partition(",")[2]))).convert("RGB"))
+    above = shown[: len(shown) // 2]  # as it was; below is what the probe reads
+    assert above.max() > 0
 
 
 @pytest.mark.parametrize("informative", [True, False])
