@@ -218,9 +218,9 @@ function extent(series, atLeast) {
 // from 0 instead of a line, low and high a band around it; thin lines are not in the legend, exact ones have dots. A
 // single value is a dot, and the chart says so; it also says if there is none.
 // options: lines ([{name, value, colour}], drawn across; one with a colour is solid), height, domain ([from, to] of x),
-// include ([low, high] that y shows at least), bands ([{from, to}]), inset (pixels left and right of the plot; labels are then drawn inside it), xLabel, label
-// (for screen readers), legend (element for names and values: where the pointer is, or the arrow keys have moved it, or
-// the last ones, if not unread),
+// include ([low, high] that y shows at least), bands ([{from, to, label, plain}], of which plain ones are not shaded),
+// inset (pixels left and right of the plot; labels are then drawn inside it), xLabel, label (for screen readers), legend
+// (element for names and values: where the pointer is, or the arrow keys have moved it, or the last ones, if not unread),
 // pick (called with x where the chart is clicked or dragged on).
 class LineChart {
   constructor(host, series, options = {}) {
@@ -285,11 +285,11 @@ class LineChart {
     this.svg.style.height = `${height}px`;
     this.svg.replaceChildren();
     for (const band of options.bands || []) {
-      const left = this.x(band.from);
-      this.svg.append(shape("rect", {
-        x: left, y: box.top, width: Math.max(0, this.x(band.to) - left), height: box.bottom - box.top,
-        fill: "var(--band)",
-      }));
+      const left = this.x(band.from), wide = Math.max(0, this.x(band.to) - left);
+      if (!band.plain) this.svg.append(shape("rect", { x: left, y: box.top, width: wide, height: box.bottom - box.top, fill: "var(--band)" }));
+      if (band.label && wide > 7 * band.label.length + 8) {
+        this.svg.append(shape("text", { x: left + wide / 2, y: box.top + 12, "text-anchor": "middle" }, band.label));
+      }
     }
     for (const tick of ticks(low, high, height > 120 ? 4 : height > 60 ? 3 : 2)) {
       const y = this.y(tick);

@@ -68,6 +68,16 @@ def test_a_smoothed_curve_begins_anew_where_another_stage_does() -> None:
     assert 2 < through[2] < 8
 
 
+def test_stages_are_named_where_there_is_room() -> None:
+    stages = [{"from": 0, "to": 1, "label": "stage 1", "plain": True}, {"from": 1, "to": 9, "label": "stage 2"}]
+    series = "[{ name: 'a', colour: 'red', x: [0, 5, 10], y: [1, 2, 3] }]"
+    chart = f"const chart = new LineChart(made(), {series}, {{ bands: stages }});"
+    shown = "chart.svg.children.filter(({ textContent }) => /stage/.test(textContent)).map((node) => node.textContent)"
+    assert evaluated(chart, shown, stages=stages) == ["stage 2"]
+    shaded = "chart.svg.children.filter(({ name }) => name === 'rect').length"
+    assert evaluated(chart, shaded, stages=stages) == 1
+
+
 def test_names_of_lines_at_one_height_are_at_both_ends() -> None:
     """Also if a curve crosses one of the ends."""
     lines = [{"name": "oracle", "value": 10.0}, {"name": "evaluation", "value": 10.05}]
