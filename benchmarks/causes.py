@@ -18,7 +18,8 @@ import numpy as np
 import tyro
 
 from actors.causes import STRETCH
-from actors.recording import Recording, record_episodes
+from actors.recorder import record_episodes
+from actors.recording import Recording
 from benchmarks.common import run
 from reports.episode import DECISIVE, agreement
 from storage.run import Run

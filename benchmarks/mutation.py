@@ -42,7 +42,7 @@ SLOWER = 5.0
 
 TESTS: dict[str, list[str]] = {
     "actors/intervals.py": ["tests/actors/test_intervals.py"],
-    "actors/recording.py": ["tests/actors/test_recording.py"],
+    "actors/recorder.py": ["tests/actors/test_recording.py"],
     "actors/resident.py": ["tests/actors/test_resident.py", "tests/training/test_resident.py"],
     "agent/core/routing.py": ["tests/agent/test_routing.py", "tests/agent/test_core_contract.py"],
     "agent/encoders.py": ["tests/agent/test_encoders.py", "tests/agent/test_agent.py"],

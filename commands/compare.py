@@ -237,8 +237,7 @@ def _train_run(config: Any, run: Run, local: bool, **options: Any) -> Any:
     from training import trainer as agents
 
     def evaluate(trainer: agents.Trainer) -> dict[str, Any]:
-        # What memory caused would take as long as the episodes, for each run of the sweep.
-        summary, _ = evaluate_and_film(trainer, Console(quiet=True), with_effects=False)
+        summary, _ = evaluate_and_film(trainer, Console(quiet=True))
         return summary
 
     return agents.train_agent(config, run, local=local, evaluate=evaluate, **options)

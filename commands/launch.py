@@ -132,7 +132,7 @@ def _ray(options: LaunchOptions, trainer: Trainer, console: Console) -> contextl
 def _finish(trainer: Trainer, seconds: float, console: Console) -> None:
     """Evaluates and films the trained agent, and prints the results."""
     run, allowed = trainer.run, permissions(trainer.config)
-    summary, shown = evaluate_and_film(trainer, console, with_effects=True)
+    summary, shown = evaluate_and_film(trainer, console)
     trainer.finish(summary)
     rows = evaluation_rows(summary)
     rows["frames, steps"] = f"{quantity(trainer.frames)}, {quantity(trainer.learner.steps)}"
@@ -147,21 +147,18 @@ def _finish(trainer: Trainer, seconds: float, console: Console) -> None:
     say_all(console, {"curves": f"{program('tensorboard')} --logdir {folder}"} | lines)
 
 
-def evaluate_and_film(trainer: Trainer, console: Console, with_effects: bool) -> tuple[dict[str, Any], dict[str, str]]:
-    """Evaluates a trained agent and films it: the evaluation's summary, and where video and page are.
-
-    `with_effects`: whether the page shows what memory caused; see `actors.recording.record_episodes`.
-    """
+def evaluate_and_film(trainer: Trainer, console: Console) -> tuple[dict[str, Any], dict[str, str]]:
+    """Evaluates a trained agent and films it: the evaluation's summary, and where video and page are."""
     config = trainer.config
     count = config.eval_episodes * len(tasks(tested_on(config)))
     with counting(console, "evaluating", count, "episodes") as progress:
         summary = evaluate(config, trainer.agent, progress)
     if config.video_episodes == 0:
         return summary, {}
-    return summary, _film(trainer, console, with_effects)
+    return summary, _film(trainer, console)
 
 
-def _film(trainer: Trainer, console: Console, with_effects: bool) -> dict[str, str]:
+def _film(trainer: Trainer, console: Console) -> dict[str, str]:
     """Films a trained agent; returns where video and page are."""
     # Only here, because machines that train may have no PyAV.
     from reports.episode import show
@@ -171,7 +168,7 @@ def _film(trainer: Trainer, console: Console, with_effects: bool) -> dict[str, s
     run = trainer.run
     agent = trainer.agent.alone().to("cpu")
     with playing(console, "filming", config.video_episodes) as progress:
-        recordings = record(config, agent, config.video_episodes, with_effects=with_effects, progress=progress)
+        recordings = record(config, agent, config.video_episodes, with_effects=True, progress=progress)
     run.require()
     title = recording_title(run, config, trainer.learner.steps)
     shown = show(recordings, run.videos / "final", title, core_name(config), run.path, console)

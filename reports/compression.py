@@ -25,7 +25,7 @@ SUMMARIES = {
     UNREADABLE: "A linear probe cannot read {things} even before compression.",
     UNKNOWN: "Too few episodes were played to tell whether compressed memory keeps {things}.",
 }
-"""What is said of all things that probes read, in this order, by what becomes of them."""
+"""A sentence of the summary for each outcome, in the order of the sentences."""
 NAMES_READ = "is right for {slot} % of compressed slots and {before} % before compression"
 NAMES_READ += "; always giving the most frequent answer is right for {floor} %"
 VIEWS_READ = "reads {slot} % of their variance from compressed slots, {before} % before compression"

@@ -1,6 +1,6 @@
 """Recorded episodes as a video and as a page on which every step, layer and head can be looked at.
 
-`actors.recording` decides what is recorded; `pages/episode.html` how the page looks.
+`actors.recorder` decides what is recorded; `pages/episode.html` how the page looks.
 """
 
 import json

@@ -6,10 +6,11 @@ Charts and tables of the report are built in `reports.report`.
 import math
 import shlex
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypeGuard
 
 from envs import chance_of_choice, tasks
 from reports.comparison import KIND
+from reports.tables import significant, with_interval
 from storage.run import Run
 from training.config import RunConfig, permissions
 from training.console import quantity
@@ -94,49 +95,28 @@ def score_line(kind: str, summary: Mapping[str, Any]) -> dict[str, Any] | None:
     return {"name": "evaluation", "value": value}
 
 
-def in_digits(value: float, decimals: int | None = None) -> str:
-    """A number with about four significant digits, or with so many decimals."""
-    if not math.isfinite(value):
-        return "–"
-    if decimals is None:
-        decimals = _decimals(value)
-    # Such as the perplexity of an untrained model.
-    if abs(value) >= 1e7:
-        return f"{value:.3g}"
-    return f"{value:,.{decimals}f}"
-
-
-def _decimals(value: float) -> int:
-    """How many decimals make four significant digits; at most four."""
-    if value == 0 or not math.isfinite(value):
-        return 2
-    leading = math.floor(math.log10(abs(value)))
-    return min(4, max(0, 3 - leading))
-
-
 def _evaluated(config: RunConfig, summary: Mapping[str, Any]) -> list[dict[str, str]]:
     """The numbers of an agent's evaluation: the score, choices, and the score relative to references."""
     score = summary["return"]
-    decimals = _decimals(score["mean"])
-    ends = score.get("low"), score.get("high")
-    numbers = [_number("return", in_digits(score["mean"], decimals), _interval(ends, decimals))]
+    value, note = _with_interval(score["mean"], score.get("low"), score.get("high"))
+    numbers = [_number("return", value, note)]
 
     if "correct_choices" in summary:
         share = {end: 100 * value for end, value in summary["correct_choices"].items()}
-        note = _interval((share.get("low"), share.get("high")), 1, " %")
+        value, note = _with_interval(share["mean"], share.get("low"), share.get("high"), " %")
         chance = _chance(summary.get("environment", config.env))
         if chance is not None:
             note = _joined(note, f"chance {100 * chance:.0f} %")
-        numbers.append(_number("correct choices", f"{share['mean']:.1f} %", note))
+        numbers.append(_number("correct choices", value, note))
 
     several = bool(summary.get("tasks"))
     for name in SCALES:
         # Of one task, the capped score is no other number.
         if name not in summary or (name == "human_normalised_capped" and not several):
             continue
-        ends = summary.get(f"{name}_interval") or (None, None)
-        note = _joined(_interval(ends, 1, " %"), SCALE_MEANINGS[name])
-        numbers.append(_number(SCALE_NAMES[name], f"{summary[name]:.1f} %", note))
+        low, high = summary.get(f"{name}_interval") or (None, None)
+        value, note = _with_interval(summary[name], low, high, " %")
+        numbers.append(_number(SCALE_NAMES[name], value, _joined(note, SCALE_MEANINGS[name])))
     return numbers
 
 
@@ -162,7 +142,7 @@ def _trained(config: RunConfig, rows: Sequence[Mapping[str, Any]]) -> list[dict[
     latest = latest_episodes(config)
     numbers = []
     if _is_finite(last.get("episode/return")):
-        numbers.append(_number("training return", in_digits(last["episode/return"]), f"mean over the {latest}"))
+        numbers.append(_number("training return", significant(last["episode/return"]), f"mean over the {latest}"))
     if _is_finite(last.get("episode/correct_choices")):
         share = 100 * last["episode/correct_choices"]
         numbers.append(_number("training, correct choices", f"{share:.1f} %", f"in the {latest}"))
@@ -190,9 +170,9 @@ def _measured(kind: str, summary: Mapping[str, Any]) -> list[dict[str, str]]:
             references = ["lower is better"]
             for predictor, by in KIND[kind].references.items():
                 if _is_finite(summary.get(by)):
-                    references.append(f"{predictor} {in_digits(summary[by])}")
+                    references.append(f"{predictor} {significant(summary[by])}")
             note = "; ".join(references)
-        numbers.append(_number(name, in_digits(summary[field]), note))
+        numbers.append(_number(name, significant(summary[field]), note))
     return numbers
 
 
@@ -216,27 +196,27 @@ def _validated(kind: str, rows: Sequence[Mapping[str, Any]]) -> list[dict[str, s
         measured = [row for row in rows if _is_finite(row.get(metric))]
         if measured:
             note = f"in training, validation split at step {quantity(measured[-1]['step'])}"
-            numbers.append(_number(name, in_digits(measured[-1][metric]), note))
+            numbers.append(_number(name, significant(measured[-1][metric]), note))
     if numbers:
         return numbers
     losses = [row["loss/nll"] for row in rows if _is_finite(row.get("loss/nll"))]
     if not losses:
         return []
-    return [_number("training loss", in_digits(losses[-1]), "nats per token, latest batches")]
+    return [_number("training loss", significant(losses[-1]), "nats per token, latest batches")]
 
 
 def _number(name: str, value: str, note: str) -> dict[str, str]:
     return {"name": name, "value": value, "note": note}
 
 
-def _interval(ends: Sequence[float | None], decimals: int, unit: str = "") -> str:
-    """An interval in words; of equal episodes it would look like certainty."""
-    low, high = ends
-    if low is None or high is None:
-        return ""
+def _with_interval(value: float, low: float | None, high: float | None, unit: str = "") -> tuple[str, str]:
+    """A score, and its interval in words; of equal episodes it would look like certainty."""
+    if not _is_finite(low) or not _is_finite(high):
+        return f"{significant(value)}{unit}", ""
     if low == high:
-        return "all episodes equal"
-    return f"95 % interval {in_digits(low, decimals)} to {in_digits(high, decimals)}{unit}"
+        return f"{significant(value)}{unit}", "all episodes equal"
+    score, least, most = with_interval(value, low, high)
+    return f"{score}{unit}", f"95 % interval {least} to {most}{unit}"
 
 
 def _joined(*parts: str) -> str:
@@ -256,5 +236,5 @@ def _chance(env: str) -> float | None:
     return chances.pop()
 
 
-def _is_finite(value: object) -> bool:
+def _is_finite(value: Any) -> TypeGuard[float]:
     return isinstance(value, float | int) and math.isfinite(value)

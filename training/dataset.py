@@ -15,7 +15,8 @@ import numpy as np
 from gymnasium import spaces
 
 from actors.interface import Interface
-from actors.recording import Recording, record_episodes
+from actors.recorder import record_episodes
+from actors.recording import Recording
 from agent.encoders import parts_of
 from agent.policies import Choice
 from envs import names, parse_spec, reference_scores
@@ -133,11 +134,11 @@ def _write(
         for number in range(episodes):
             (recording,) = record_episodes(actor, 1, player.config.actors.max_episode_steps, in_detail=False)
             buffer = _episode(recording, number)
-            num_words = 0 if recording.words is None else recording.words.shape[1]
-            observation_space, action_space = spaces_of(known, num_words)
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # Minari recommends an author, a link and more
                 if dataset is None:
+                    num_words = 0 if recording.words is None else recording.words.shape[1]
+                    observation_space, action_space = spaces_of(known, num_words)
                     dataset = minari.create_dataset_from_buffers(
                         name,
                         [buffer],

@@ -14,7 +14,8 @@ from actors import Actor, ActorsConfig, Episode
 from actors.actor import Player
 from actors.evaluation import ScriptedActor, play_episodes
 from actors.intervals import mean_interval, share_interval
-from actors.recording import Recording, record_episodes
+from actors.recorder import record_episodes
+from actors.recording import Recording
 from agent import Agent
 from envs import (
     drawing,

@@ -7,7 +7,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from actors.recording import record_episodes
+from actors.recorder import record_episodes
 from agent.core import LSTMConfig
 from tests.actors.test_recording import make_actor
 

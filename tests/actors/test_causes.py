@@ -9,7 +9,8 @@ import torch
 
 from actors import Actor
 from actors.causes import STRETCH, Effects, effects
-from actors.recording import Attention, Recording, record_episodes
+from actors.recorder import record_episodes
+from actors.recording import Attention, Recording
 from agent import Agent, AgentConfig
 from agent.core import CompressiveTransformerConfig, CoreConfig, LSTMConfig, RoutingTransformerConfig
 from envs import make_vector

@@ -21,7 +21,8 @@ from torch.nn import functional as F
 
 from actors import Actor
 from actors.evaluation import play_episodes
-from actors.recording import RENDERED, Compressed, Recording, record_episodes
+from actors.recorder import RENDERED, record_episodes
+from actors.recording import Compressed, Recording
 from agent import Agent, AgentConfig
 from agent.core import CompressiveTransformerConfig, CoreConfig, LSTMConfig, RoutingTransformerConfig, leaves
 from agent.encoders import MIDDLE, UNIT, Reconstruction
@@ -455,7 +456,7 @@ def test_pygame_looks_for_no_screen_where_there_is_none(monkeypatch: pytest.Monk
 
 
 def test_pictures_of_long_episodes_end(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    for module in ("actors.recording", "reports.views"):
+    for module in ("actors.recorder", "reports.views"):
         monkeypatch.setattr(f"{module}.RENDERED_STEPS", 7)
     for env, frames in ((ENV, 4), ("diagnostic:recall,delay=10", 1)):
         (recording,) = record_episodes(make_actor(compressive(), env), 1, in_detail=True)

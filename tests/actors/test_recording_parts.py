@@ -15,7 +15,8 @@ from torch import Tensor
 
 from actors import Actor
 from actors.interface import read_interface
-from actors.recording import Recording, record_episodes
+from actors.recorder import record_episodes
+from actors.recording import Recording
 from agent import Agent, AgentConfig, AgentOutput
 from agent.core import LSTMConfig
 from envs.actions import Choice

@@ -11,7 +11,8 @@ import pytest
 import torch
 
 from actors import Actor
-from actors.recording import Recording, record_episodes
+from actors.recorder import record_episodes
+from actors.recording import Recording
 from agent import Agent, AgentConfig
 from agent.core import RoutingTransformerConfig
 from envs import make_vector

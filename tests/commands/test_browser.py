@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from actors.recording import record_episodes
+from actors.recorder import record_episodes
 from commands import main
 from reports.episode import page_data
 from reports.pages import write_page

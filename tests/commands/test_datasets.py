@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from actors.recording import record_episodes
+from actors.recorder import record_episodes
 from agent.policies import Choice, Numbers
 from storage.run import Run
 from tests.commands.cli import SMALL, Commands

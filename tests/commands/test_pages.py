@@ -16,6 +16,7 @@ from reports.episode import page_data
 from reports.headline import headline
 from reports.pages import packed, write_page
 from reports.report import CHARTS, attention_by_bucket, changed_settings, pages_about, references
+from reports.tables import with_interval
 from reports.views import BARS
 from sequences.kinds import PRESETS
 from storage.metrics import read_metrics
@@ -184,7 +185,8 @@ def test_the_report_of_a_finished_run(copied: Copied, tmp_path: Path, cli: Comma
     summary = json.loads((run / "evaluation.json").read_text())
     score, choices, relative = data["headline"]["numbers"]
     assert float(score["value"]) == pytest.approx(summary["return"]["mean"], rel=1e-3)
-    assert choices["value"] == f"{100 * summary['correct_choices']['mean']:.1f} %"
+    share = [100 * summary["correct_choices"][end] for end in ("mean", "low", "high")]
+    assert choices["value"] == f"{with_interval(*share)[0]} %", "with the digits that its interval allows"
     assert relative["name"] == "oracle-normalised score"
     assert (data["headline"]["source"], data["headline"]["command"]) == ("evaluation", "")
     assert float(data["facts"]["return in training"]) == pytest.approx(rows[-1]["episode/return"], abs=0.06)
@@ -275,13 +277,13 @@ def test_a_headline_has_three_numbers_and_names_the_others() -> None:
     }
     found = headline(Run("run"), config, summary, [])
     assert [number["name"] for number in found["numbers"]] == ["return", "correct choices", "human-normalised score"]
-    assert found["numbers"][0]["note"] == "95 % interval 57.52 to 61.80"
+    assert found["numbers"][0]["note"] == "95 % interval 57.5 to 61.8"
     assert found["numbers"][1]["note"] == "95 % interval 92.0 to 95.7 %; chance 50 %"
-    assert "Also: oracle-normalised score 77.5 % (95 % interval 74.6 to 80.2 %" in found["about"]
+    assert "Also: oracle-normalised score 77 % (95 % interval 75 to 80 %" in found["about"]
     same = {"environment": "gym:CartPole-v1", "episodes": 8, "return": {"mean": 500.0, "low": 500.0, "high": 500.0}}
     found = headline(Run("run"), config, same, [])
     (number,) = found["numbers"]
-    assert (number["value"], number["note"]) == ("500.0", "all episodes equal")
+    assert (number["value"], number["note"]) == ("500.00", "all episodes equal")
     assert "interval" not in found["about"]
 
 
