@@ -184,7 +184,11 @@ def test_causes_come_first(tab: Any, finished: tuple[Path, str]) -> None:
     assert tab.evaluate(lay, [np.log(20), np.log(20)]) == f"Step {last - 2} decided this action: without it {without}"
     assert tab.locator(".slot").count() == 1
     assert tab.locator(".slot b").inner_text() == "÷ 20"
+    kinds = "(falls) => { episode.effects.kinds[episode.values.length - 1] = falls; }"
+    tab.evaluate(kinds, [np.log(2), 0.0, -np.log(3)])
     assert "spoke for this action" in tab.evaluate(lay, [np.log(5), 0.0])
+    without = ["compressed memory ÷ 2", "memory same", "earlier steps of the segment × 3"]
+    assert tab.locator("#shares span").all_inner_texts() == [f"odds without {what}" for what in without]
     assert tab.evaluate(lay, [0.01, 0.0]).startswith("Memory made no difference")
     assert "less than a millionth" in tab.evaluate(lay, [20.0, 0.0])
 
