@@ -56,10 +56,11 @@ class TaughtAgent(Agent):
             raise ValueError(f"teacher_cost: expected {expected}, got observations {observation_shape}")
         if vocabulary:
             raise ValueError("teacher_cost: expected an environment without instructions, got one with them")
-        super().__init__(config, views[0], actions, vocabulary, popart_tasks)
+        view, _ = views
+        super().__init__(config, view, actions, vocabulary, popart_tasks)
         if not isinstance(self.distribution, Categorical):
             raise ValueError(f"teacher_cost: expected one choice of several actions, got {actions}")
-        self.teacher = Agent(config, views[1], actions, vocabulary, popart_tasks).requires_grad_(False)
+        self.teacher = Agent(config, view, actions, vocabulary, popart_tasks).requires_grad_(False)
 
     def begin_with(self, weights: Weights) -> None:
         """The teacher gets the same weights."""
@@ -109,9 +110,9 @@ class TaughtAgent(Agent):
 
     def _losses(self, output: AgentOutput, advice: AgentOutput) -> dict[str, Mean]:
         """Means over all steps."""
-        policy, taught = (each.policy_parameters.float().log_softmax(dim=-1) for each in (output, advice))
+        policy, taught = (each.policy_parameters.log_softmax(dim=-1) for each in (output, advice))
         divergence = (taught.exp() * (taught - policy)).sum(dim=-1)
-        difference = (output.inputs.float() - advice.inputs.float()).square().mean(dim=-1)
+        difference = (output.inputs - advice.inputs).square().mean(dim=-1)
         losses = {}
         for name, error in zip(TEACHER_LOSSES, (divergence, difference), strict=True):
             count = error.new_tensor([error.numel()])

@@ -41,12 +41,24 @@ SLOWER = 5.0
 """Tests that take so many times as long as without a mutant, and a minute, have caught it."""
 
 TESTS: dict[str, list[str]] = {
+    "actors/causes.py": ["tests/actors/test_causes.py"],
+    "actors/interface.py": ["tests/actors/test_interface.py", "tests/envs/test_contract.py"],
     "actors/intervals.py": ["tests/actors/test_intervals.py"],
     "actors/recorder.py": ["tests/actors/test_recording.py"],
     "actors/resident.py": ["tests/actors/test_resident.py", "tests/training/test_resident.py"],
+    "agent/core/linear.py": ["tests/agent/test_recurrent.py", "tests/agent/test_core_contract.py"],
     "agent/core/routing.py": ["tests/agent/test_routing.py", "tests/agent/test_core_contract.py"],
     "agent/encoders.py": ["tests/agent/test_encoders.py", "tests/agent/test_agent.py"],
+    "agent/moments.py": ["tests/agent/test_moments.py"],
+    "agent/policies.py": ["tests/agent/test_policies.py", "tests/agent/test_agent.py"],
     "agent/popart.py": ["tests/agent/test_popart.py", "tests/learner/test_popart.py"],
+    "agent/prediction.py": ["tests/agent/test_prediction.py"],
+    "agent/teaching.py": ["tests/agent/test_teaching.py"],
+    "envs/actions.py": ["tests/envs/test_actions.py"],
+    "envs/observations.py": ["tests/envs/test_observations.py"],
+    "envs/outputs.py": ["tests/envs/test_outputs.py", "tests/envs/test_vectors.py", "tests/envs/test_observations.py"],
+    "envs/retention.py": ["tests/envs/test_retention.py"],
+    "envs/rewriting.py": ["tests/envs/test_retention.py"],
     "envs/rooms/level.py": ["tests/envs/test_level.py", "tests/envs/test_rounds.py", "tests/envs/test_motion.py"],
     "envs/scores.py": ["tests/envs/test_scores.py"],
     "learner/config.py": ["tests/learner/test_learner.py"],
@@ -72,8 +84,11 @@ TESTS: dict[str, list[str]] = {
     "learner/remote_learner.py": ["tests/learner/test_learner_group.py", "tests/sequences/test_group.py"],
     "learner/replay.py": ["tests/learner/test_replay.py", "tests/training/test_replay.py"],
     "learner/vtrace.py": ["tests/learner/test_vtrace.py"],
+    "reports/scoreboard.py": ["tests/commands/test_suites.py"],
     "reports/statistics.py": ["tests/commands/test_statistics.py"],
+    "reports/tables.py": ["tests/commands/test_statistics.py", "tests/commands/test_pages.py"],
     "sequences/learner.py": ["tests/sequences/test_learner.py", "tests/sequences/test_group.py"],
+    "storage/exchange.py": ["tests/storage/test_exchange.py"],
     "training/curriculum.py": ["tests/training/test_curriculum.py", "tests/training/test_trainer.py"],
     "training/feeds.py": [
         "tests/training/test_feeds.py",
@@ -81,6 +96,7 @@ TESTS: dict[str, list[str]] = {
         "tests/training/test_resident.py",
         "tests/training/test_trainer.py",
     ],
+    "training/progress.py": ["tests/training/test_console.py"],
     "training/resident.py": ["tests/training/test_resident.py", "tests/actors/test_resident.py"],
     "training/schedules.py": ["tests/training/test_trainer.py"],
 }
@@ -93,6 +109,10 @@ ARGUED: dict[tuple[str, str], str] = {
         "self._popart is not None and forward.task is not None -> self._popart is not None or forward.task is not None",
     ): "an agent has both or neither",
     ("agent/popart.py", "self.weight.double() -> self.weight"): "the other factor is float64, so the product is, too",
+    (
+        "agent/policies.py",
+        "torch.zeros(parameters.shape[:-1], device=parameters.device) -> torch.zeros(parameters.shape[:-1])",
+    ): "the tests that run without a GPU have one device",
 }
 """Reasons why nothing can notice a mutant, by its file and change (as in "survivors", without the line)."""
 

@@ -1,9 +1,11 @@
 """What agents are told of an environment."""
 
+import functools
 from typing import Any
 
 import gymnasium
 import numpy as np
+import pytest
 from gymnasium import spaces
 
 from actors.interface import Interface, read_interface
@@ -31,3 +33,18 @@ def test_the_interface_is_that_of_the_spaces() -> None:
     expected = "observations [4, 6, 3] and [2], instructions of 1001 words, actions of choices of 2, 5 and 3 numbers"
     assert str(read) == f"{expected} and 1 frames a step"
     assert read_interface(batch(lambda: adapt(Silent(camera, spaces.Discrete(7, start=2))), 1)).actions == 7
+
+
+def test_an_environment_that_says_nothing_of_frames_has_one_a_step() -> None:
+    plain = gymnasium.vector.SyncVectorEnv([lambda: Silent(spaces.Box(-1, 1, (3,)), spaces.Discrete(2))])
+    plain.metadata = {}
+    assert read_interface(plain).action_repeat == 1
+
+
+@pytest.mark.parametrize("bad", [spaces.Discrete(3), spaces.Box(-1, 1, (2, 2)), spaces.Box(0, 9, (2,), np.int64)])
+def test_one_part_that_an_agent_cannot_see_is_enough(bad: Any) -> None:
+    good = spaces.Box(-1, 1, (3,))
+    for seen in (spaces.Tuple([good, bad]), spaces.Tuple([bad, good]), bad, spaces.Tuple([])):
+        one = functools.partial(Silent, seen, spaces.Discrete(2))
+        with pytest.raises(ValueError, match=r"^observation space: expected a Box of uint8"):
+            read_interface(gymnasium.vector.SyncVectorEnv([one]))

@@ -76,6 +76,24 @@ def test_sequences_may_be_cut_also_with_a_cache(core: str) -> None:
     map_state(torch.testing.assert_close, state, whole.state)
 
 
+def test_training_mode_is_that_of_all_but_the_teacher() -> None:
+    agent = make_taught()
+    assert agent.train() is agent
+    assert agent.core.training
+    assert not any(module.training for module in agent.teacher.modules())
+    agent.eval()
+    assert not any(module.training for module in agent.modules())
+
+
+def test_losses_are_computed_in_float32() -> None:
+    """Under autocast features are bfloat16, in which small differences would be rounded away."""
+    agent, inputs = make_taught(), pairs()
+    with torch.autocast("cpu", torch.bfloat16):
+        losses = agent(**inputs, state=agent.initial_state(ROWS)).losses
+    assert losses["teacher"].total.dtype == torch.float32
+    assert losses["teacher_features"].total.dtype == torch.float32
+
+
 def taught_batch() -> Trajectory:
     """A batch of an agent whose second view is the first with a quarter of its contrast."""
     batch = make_trajectory(4, 12)

@@ -3,6 +3,7 @@
 import itertools
 from typing import Any
 
+import gymnasium
 import numpy as np
 import pytest
 from gymnasium import spaces
@@ -11,7 +12,7 @@ import envs
 from envs import guard
 from envs.dm import DmEnv
 from envs.guard import OutputError
-from envs.outputs import conformer, flag, number
+from envs.outputs import checked, conformer, flag, number
 from envs.processes import batch
 from tests.envs.odd import INFOS, Odd, OddDm
 
@@ -193,6 +194,18 @@ def test_infos_that_nobody_asked_for_are_ignored(processes: int) -> None:
     """Gymnasium's vector environments join them to arrays by the type of the first."""
     steps = play(f"gym:tests.envs.odd:Odd-v0,infos=True,processes={processes}", 3 * len(INFOS))
     assert all(step[-1] == {} for step in steps)
+
+
+def test_options_of_a_reset_reach_the_environment() -> None:
+    class Optional(gymnasium.Env[Any, Any]):
+        observation_space, action_space = BOX, spaces.Discrete(2)
+
+        def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, Any]:
+            return np.full(2, (options or {}).get("at", 0.0)), {}
+
+    env = checked(Optional())
+    assert env.reset(options={"at": 0.5})[0].tolist() == [0.5, 0.5]
+    assert env.reset()[0].tolist() == [0, 0]
 
 
 def test_counters_that_an_environment_names_are_read() -> None:

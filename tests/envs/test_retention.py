@@ -29,10 +29,11 @@ def episode(env: Any, steps: int, seed: int = 0, oracle: float = 0.5) -> tuple[N
 
 @pytest.mark.parametrize("oracle", [0.0, 0.9])
 def test_passive_tmaze(oracle: float) -> None:
-    env = PassiveTMaze(ROWS, length=3)
+    rows = 8 * ROWS  # in some of them the player goes back
+    env = PassiveTMaze(rows, length=3)
     seen, actions, rewards, over = episode(env, 4, oracle=oracle)
-    assert over.tolist() == [[step == 3] * ROWS for step in range(4)]
-    for row in range(ROWS):
+    assert over.tolist() == [[step == 3] * rows for step in range(4)]
+    for row in range(rows):
         goal = {0: 1, 1: -1}[int(seen[0, row, :2].argmax())]
         x = y = 0
         for step in range(4):
@@ -198,6 +199,18 @@ def test_color_cubes_are_solved_by_who_keeps_the_map(extreme: bool, teleport: fl
         assert not (extreme and colours_shown[~done].any())
     assert score == pytest.approx(1)
     assert events > (50 if teleport else 0)
+
+
+def test_every_cube_but_the_target_moves_at_times() -> None:
+    env = ColorCubes(ROWS, size=4, colours=4, targets=3, teleport=1.0)
+    env.reset(seed=0)
+    moved = set()
+    for _ in range(20):
+        before, target = env.cell.copy(), env.target.copy()
+        _, _, terminated, truncated, _ = env.step(np.zeros(ROWS, int))
+        rows, colours = np.nonzero((env.cell != before) & ~(terminated | truncated)[:, None])
+        moved |= {int(offset) for offset in (colours - target[rows]) % 4}
+    assert moved == {1, 2, 3}
 
 
 def test_color_cubes_end_at_a_wrong_cube_and_are_truncated() -> None:

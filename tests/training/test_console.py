@@ -37,6 +37,7 @@ def test_the_clock_measures_the_last_seconds_and_idle_time(sleep: Callable[[floa
     clock = Clock(1000, window=10.0)
     assert clock.rate == 0
     sleep(40)
+    assert clock.idle_fraction() == 0
     clock.mark(1100)
     assert clock.rate == pytest.approx(2.5), "an update longer than the window still counts"
     for count in (1110, 1120, 1130):
@@ -106,8 +107,23 @@ def test_the_time_left_is_that_of_recent_progress(sleep: Callable[[float], None]
         expected = math.inf if second < 10 else (1 - share) / 0.01
         assert left.seconds() == pytest.approx(expected)
         sleep(1)
+    assert 100 * (1 - share) > 0.6
+    sleep(100 * (1 - share) - 1.5)
+    assert left.seconds() == pytest.approx(0.5)
     sleep(60)
     assert math.isinf(left.seconds()), "it takes longer than it did"
+
+
+def test_the_time_left_forgets_what_is_ten_minutes_old(sleep: Callable[[float], None]) -> None:
+    left = TimeLeft()
+    share = 0.0
+    for speed, seconds in ((1e-4, 3000), (2e-5, 610)):
+        for _ in range(seconds):
+            left.mark(share)
+            share += speed
+            sleep(1)
+    left.mark(share)
+    assert left.seconds() == pytest.approx((1 - share) / 2e-5)
 
 
 def test_progress_in_leaps_is_measured_between_them(sleep: Callable[[float], None]) -> None:
