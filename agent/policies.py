@@ -113,6 +113,14 @@ class Policy(nn.Module, ABC):
         """Joint entropies [...] in nats; of numbers the differential entropy, of bounded ones in units of -1..1."""
 
     @abstractmethod
+    def evenness(self, parameters: Tensor) -> Tensor:
+        """How even choices are [...]: -KL(uniform || policy) in nats, at most 0; of numbers their entropy.
+
+        The gradient by the logits is 1 / number of choices - pi. That of the entropy vanishes with pi, so that an
+        action that has become improbable in one place, because it is bad elsewhere, stays so.
+        """
+
+    @abstractmethod
     def effect(self, action: Tensor) -> Tensor:
         """What the environment receives for sampled actions; the same form."""
 
@@ -163,6 +171,11 @@ class Categorical(Policy):
         # The expectation of -log pi under the policy itself.
         log_probs = torch.log_softmax(parameters, dim=-1)
         return -(log_probs.exp() * log_probs).sum(dim=-1)
+
+    def evenness(self, parameters: Tensor) -> Tensor:
+        # The expectation of log pi - log uniform under the uniform policy.
+        log_probs = torch.log_softmax(parameters, dim=-1)
+        return log_probs.mean(dim=-1) + math.log(self.num_parameters)
 
     def effect(self, action: Tensor) -> Tensor:
         return action
@@ -243,6 +256,13 @@ class Joint(Policy):
             total = total + by_column.sum(dim=-1)
         return total
 
+    def evenness(self, parameters: Tensor) -> Tensor:
+        total = torch.zeros(parameters.shape[:-1], device=parameters.device)
+        for block, own in zip(self.blocks, self._split(parameters), strict=True):
+            by_column = block.evennesses(own)
+            total = total + by_column.sum(dim=-1)
+        return total
+
     def effect(self, action: Tensor) -> Tensor:
         received: list[Tensor] = []
         for block, columns in zip(self.blocks, action.split(self._columns, dim=-1), strict=True):
@@ -299,6 +319,9 @@ class _Block(nn.Module, ABC):
     def entropies(self, parameters: Tensor) -> Tensor: ...
 
     @abstractmethod
+    def evennesses(self, parameters: Tensor) -> Tensor: ...
+
+    @abstractmethod
     def effect(self, columns: Tensor) -> Tensor: ...
 
     @abstractmethod
@@ -351,6 +374,13 @@ class _Choices(_Block):
         # The probability of what does not exist is 0, and 0 times minus infinity would be no number.
         log_probs = log_probs.masked_fill(table == -math.inf, 0.0)
         return -(log_probs.exp() * log_probs).sum(dim=-1)
+
+    def evennesses(self, parameters: Tensor) -> Tensor:
+        table = self._table(parameters, -math.inf)
+        exists = table != -math.inf
+        sizes = exists.sum(dim=-1)
+        log_probs = table.log_softmax(dim=-1).masked_fill(~exists, 0.0)
+        return log_probs.sum(dim=-1) / sizes + sizes.log()
 
     def effect(self, columns: Tensor) -> Tensor:
         return columns
@@ -439,6 +469,10 @@ class _Gaussian(_Block):
         weighted = _log_slope(points) * self.weights
         added = weighted.sum(dim=-1)
         return entropy + torch.where(self.squashed, added, 0.0)
+
+    def evennesses(self, parameters: Tensor) -> Tensor:
+        # Not all numbers have bounds between which they could be uniform.
+        return self.entropies(parameters)
 
     def effect(self, columns: Tensor) -> Tensor:
         within = torch.where(self.squashed, columns.tanh(), columns.clamp(-1, 1))

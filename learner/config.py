@@ -45,6 +45,9 @@ class LearnerConfig(Checked):
     """Weight of the entropy bonus at the first step."""
     entropy_cost_end: AtLeast0 | None = None
     """If given, the weight of the entropy bonus changes linearly to this over the run's frames (--schedule-frames)."""
+    exploration: Literal["entropy", "evenness"] = "entropy"
+    """What the entropy cost weighs: the policy's entropy, or -KL(uniform || policy), whose gradient does not vanish
+    where a choice has become improbable. Numbers have their entropy in both cases."""
     schedule_start: Annotated[float, Range(0, 0.99)] = 0.0
     """Share of these frames before learning rate, entropy cost and the teacher's cost begin to change."""
     teacher_cost: AtLeast0 = 0.0

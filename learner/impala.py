@@ -265,7 +265,10 @@ class ImpalaLearner:
         # The three losses of section 4.2. PopArt's are in units of the standard deviation of the task's value targets.
         policy = losses.policy_gradient_loss(forward.log_probs, advantages, mask, config.reduction)
         baseline = losses.baseline_loss(values / scale, returns.vs / scale, mask, config.reduction)
-        exploration = losses.entropy_loss(entropy, mask, config.reduction)
+        bonus = entropy
+        if config.exploration == "evenness":
+            bonus = self._distribution.evenness(forward.policy)
+        exploration = losses.entropy_loss(bonus, mask, config.reduction)
         auxiliary = losses.reduce_losses(forward.losses, self._comm.sum)
 
         # Turns a mean over the masked steps of the shard into its share of the mean over those of the batch.

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 from torch.distributions import Categorical as TorchCategorical
-from torch.distributions import Independent, Normal, TransformedDistribution
+from torch.distributions import Independent, Normal, TransformedDistribution, kl_divergence
 from torch.distributions.transforms import TanhTransform
 
 from agent.policies import Choice, Joint, Numbers, Policy, make_policy
@@ -121,11 +121,44 @@ def test_entropies_are_those_of_torch_distributions(name: str, bounds: Any) -> N
 
 
 @pytest.mark.parametrize("name", SPACES)
+def test_evenness_is_minus_the_divergence_from_uniform_choices(name: str) -> None:
+    """By torch's `kl_divergence`; numbers have their entropy."""
+    policy = make_policy(SPACES[name], "clip")
+    parameters = random_parameters(policy)
+    wide = parameters.double()
+    distributions: list[Any] = [TorchCategorical(logits=wide)]
+    if not isinstance(SPACES[name], int):
+        distributions, _ = literal(SPACES[name], "clip", wide)
+    expected = torch.zeros(ROWS, STEPS, dtype=torch.float64)
+    for distribution in distributions:
+        if isinstance(distribution, TorchCategorical):
+            uniform = TorchCategorical(logits=torch.zeros_like(distribution.logits))
+            expected = expected - kl_divergence(uniform, distribution)
+        else:
+            expected = expected + distribution.entropy()
+    torch.testing.assert_close(policy.evenness(parameters).double(), expected, rtol=1e-5, atol=1e-5)
+
+
+def test_evenness_pulls_at_improbable_choices_where_the_entropy_does_not() -> None:
+    policy = make_policy(4)
+    logits = torch.tensor([[20.0, 0.0, 0.0, 0.0]], requires_grad=True)
+    (of_entropy,) = torch.autograd.grad(policy.entropy(logits).sum(), logits)
+    (of_evenness,) = torch.autograd.grad(policy.evenness(logits).sum(), logits)
+    assert of_entropy.abs().max() < 1e-6
+    torch.testing.assert_close(of_evenness, torch.tensor([[-0.75, 0.25, 0.25, 0.25]]))
+
+
+@pytest.mark.parametrize("name", SPACES)
 def test_gradients_are_those_of_finite_differences(name: str) -> None:
     policy = make_policy(SPACES[name])
     parameters = random_parameters(policy)[0]
     action = random_actions(policy, parameters)
-    for function in (lambda values: policy.log_prob(values, action).sum(), lambda values: policy.entropy(values).sum()):
+    functions = [
+        lambda values: policy.log_prob(values, action).sum(),
+        lambda values: policy.entropy(values).sum(),
+        lambda values: policy.evenness(values).sum(),
+    ]
+    for function in functions:
         values = parameters.clone().requires_grad_()
         function(values).backward()
         step = 1e-2

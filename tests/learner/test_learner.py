@@ -30,12 +30,18 @@ def same(first: dict[str, torch.Tensor], second: dict[str, torch.Tensor]) -> boo
 
 @pytest.mark.parametrize("reduction", ["sum", "mean"])
 @pytest.mark.parametrize("clip", [None, 0.05])
+@pytest.mark.parametrize("exploration", ["entropy", "evenness"])
 def test_an_update_is_that_of_the_paper(
-    tiny_agent: Callable[..., TinyAgent], trajectory: Callable[..., Trajectory], reduction: str, clip: float | None
+    tiny_agent: Callable[..., TinyAgent],
+    trajectory: Callable[..., Trajectory],
+    reduction: str,
+    clip: float | None,
+    exploration: str,
 ) -> None:
     agent, reference, batch = tiny_agent(), tiny_agent(), trajectory(4, 6)
     batch.version[1:3] = torch.tensor([-1, -5])
     costs = {"entropy_cost": 0.01, "baseline_cost": 0.7, "reward_clipping": "abs_one", "reward_scale": 0.5}
+    costs["exploration"] = exploration
     learner = make(agent, reduction=reduction, max_gradient_norm=clip, discount=0.9, learning_rate=0.01, **costs)
     hidden = batch.core_state.hidden.clone().requires_grad_()
     metrics = learner.update(batch._replace(core_state=batch.core_state._replace(hidden=hidden * 1.0)))
@@ -56,7 +62,10 @@ def test_an_update_is_that_of_the_paper(
     policy = scale * sum(-log_pi[b, t, batch.action[b, t]] * advantages[b, t] for b, t in acting)
     baseline = scale * 0.7 * sum(0.5 * (vs[b, t] - output.value[b, t]) ** 2 for b, t in acting)
     entropy = -sum((log_pi[b, t].exp() * log_pi[b, t]).sum() for b, t in acting)
-    total = policy + baseline - scale * 0.01 * entropy + output.losses["compression/layer_0"].value
+    bonus = entropy
+    if exploration == "evenness":
+        bonus = sum((log_pi[b, t] + math.log(log_pi.shape[-1])).mean() for b, t in acting)
+    total = policy + baseline - scale * 0.01 * bonus + output.losses["compression/layer_0"].value
     total.backward()
     compression = reference.compression_parameters()
     main = [parameter for name, parameter in reference.named_parameters() if not name.startswith("compression")]
@@ -74,7 +83,7 @@ def test_an_update_is_that_of_the_paper(
         "loss/total": total.item(),
         "loss/policy": policy.item(),
         "loss/baseline": baseline.item(),
-        "loss/entropy": -0.01 * scale * entropy.item(),
+        "loss/entropy": -0.01 * scale * bonus.item(),
         "loss/compression/layer_0": output.losses["compression/layer_0"].value.item(),
         "policy/entropy": entropy.item() / count,
         "gradient/norm": norms[0],
