@@ -112,6 +112,8 @@ def _plan(options: CompareOptions, words: Sequence[str]) -> dict[str, Any]:
         )
 
     trials = sweep.make_suite(SUITES[options.suite], make, words) if options.suite else make(words)
+    if options.state_bytes is not None:
+        trials = sweep.match_states(trials, options.state_bytes)
     if kind != "launch" and options.remote_actors:
         raise UserError(f"--remote-actors: expected runs of agents, which have actors, got {kind}")
     for config in trials.values():

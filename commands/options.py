@@ -344,6 +344,9 @@ class CompareOptions(Checked):
     of a core are varied for the cores that have them."""
     seeds: Annotated[tuple[Count, ...], tyro.conf.arg(metavar="SEED [SEED ...]")] = (0, 1, 2)
     """A run of each variant with each of these seeds."""
+    state_bytes: Annotated[int | None, Range(1, 2**40)] = None
+    """Bytes of each core's state, at most: cores get as many slots or features as fit, instead of those of the preset,
+    which cost equally much to act with."""
     folder: NewFolder = None
     """Where runs and the report go; by default runs/compare-PRESET (compare-KIND-PRESET, compare-SUITE), or
     runs/comparison."""
@@ -375,8 +378,8 @@ class CompareOptions(Checked):
             raise ValueError(f"suite: expected one of {', '.join(SUITES)}, got {self.suite!r}")
         if self.suite is not None and self.kind != "launch":
             raise ValueError(f"suite: expected none with --kind {self.kind}: suites are tasks of agents")
-        grid = ("kind", "suite", "preset", "cores", "rates", "vary", "seeds")
-        given = [f"--{name}" for name in grid if getattr(self, name) != getattr(CompareOptions, name)]
+        grid = ("kind", "suite", "preset", "cores", "rates", "vary", "seeds", "state_bytes")
+        given = [f"--{name.replace('_', '-')}" for name in grid if getattr(self, name) != getattr(CompareOptions, name)]
         if given and (self.resume or self.runs):
             raise ValueError(f"{self.source}, got {', '.join(given)}")
 

@@ -15,9 +15,11 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from textwrap import shorten
+from typing import Any
 
 import torch
 
+from agent.core.matching import with_state_of
 from storage.errors import UserError
 from storage.files import Json, read_json, replacing, require_schema, write_json
 from storage.metrics import write_hparams
@@ -144,6 +146,30 @@ def make_suite(
             trials[f"{title}-{name}"] = config
     by_seed = sorted(trials.items(), key=lambda trial: trial[1].seed)
     return dict(by_seed)
+
+
+def match_states(trials: Mapping[str, Config], num_bytes: int) -> dict[str, Config]:
+    """The trials with cores whose states have at most so many bytes a row; see `agent.core.matching`.
+
+    Raises:
+        UserError: if the smallest state of a core has more, or its core has another size with which a run is impossible.
+    """
+    matched = {}
+    for name, config in trials.items():
+        try:
+            core = with_state_of(config.core_config, num_bytes)
+            matched[name] = _replaced(config, config.core_field, core)
+        except ValueError as error:
+            raise UserError(f"{name}: {error}") from error
+    return matched
+
+
+def _replaced(config: Any, field: str, value: Any) -> Any:
+    """A configuration with another value of a field, such as "agent.core"."""
+    first, _, rest = field.partition(".")
+    if rest:
+        value = _replaced(getattr(config, first), rest, value)
+    return dataclasses.replace(config, **{first: value})
 
 
 def _with_seeds(titles: Sequence[str], variants: Sequence[Config], seeds: Sequence[int]) -> dict[str, Config]:

@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
+from agent.core.matching import bytes_of_state
 from commands.compare import _films, _plan
 from commands.options import CompareOptions
 from commands.parsing import parse_train
@@ -494,6 +495,20 @@ def test_names_of_variants_are_whole_at_any_width(width: int) -> None:
     else:
         assert not missing
         assert "12.3k" in console.file.getvalue()
+
+
+def test_cores_with_states_of_equal_bytes() -> None:
+    cores = ("compressive", "deltanet", "lru", "memoryless")
+    trials = _plan(CompareOptions(cores=cores, seeds=(0,), state_bytes=12_000), ())
+    sizes = {core: bytes_of_state(trials[f"{core}-seed-0"].agent.core) for core in cores}
+    assert sizes.pop("memoryless") == 0
+    assert all(11_000 < size <= 12_000 for size in sizes.values())
+    with pytest.raises(
+        UserError, match=r"^compressive-seed-0: state_bytes: expected at least 8,712 for this core, got 9$"
+    ):
+        _plan(CompareOptions(cores=cores, seeds=(0,), state_bytes=9), ())
+    with pytest.raises(ValueError, match=r"^--from: .* got --state-bytes$"):
+        CompareOptions(runs=(Path("run"),), state_bytes=12_000)
 
 
 def test_agents_of_a_sweep_are_filmed_only_if_that_is_asked_for() -> None:

@@ -1,0 +1,53 @@
+"""Cores whose states have equally many bytes."""
+
+import dataclasses
+
+import pytest
+
+from agent.core import make_core, matched_cores, state_bytes
+from agent.core.config import CoreConfig
+from agent.core.matching import bytes_of_state, with_state_of
+
+SIZES = {"model_size": 16, "num_layers": 2, "num_heads": 4, "mlp_size": 32, "segment_size": 8}
+CORES = matched_cores(SIZES, memory=8, compressed=24)
+
+
+def sizes(config: CoreConfig) -> dict[str, int]:
+    names = ("model_size", "memory_size", "compressed_size", "window")
+    return {name: getattr(config, name) for name in names if hasattr(config, name)}
+
+
+@pytest.mark.parametrize("core", CORES)
+@pytest.mark.parametrize("num_bytes", [6_000, 40_000])
+def test_no_more_fits_into_so_many_bytes(core: str, num_bytes: int) -> None:
+    config = CORES[core]
+    found = with_state_of(config, num_bytes)
+    size = state_bytes(make_core(found).initial_state(1))
+    assert bytes_of_state(found) == size <= num_bytes
+    before, after = sizes(config), sizes(found)
+    changed = [name for name in before if before[name] != after[name]]
+    assert dataclasses.replace(found, **before) == config, "nothing else has changed"
+    if core == "memoryless":
+        assert not changed
+        return
+    if "memory_size" in after:
+        older = "window" if "window" in after else "compressed_size"
+        slots, share = after["memory_size"] + after[older], before[older] / (before["memory_size"] + before[older])
+        assert after[older] == round(share * slots), "the proportions are kept"
+        num_older = round(share * (slots + 1))
+        grown = dataclasses.replace(found, **{"memory_size": slots + 1 - num_older, older: num_older})
+    else:
+        grown = dataclasses.replace(found, model_size=after["model_size"] + (4 if core == "deltanet" else 1))
+    assert bytes_of_state(grown) > num_bytes
+
+
+def test_a_state_that_is_smaller_than_any_is_refused() -> None:
+    least = bytes_of_state(dataclasses.replace(CORES["compressive"], memory_size=0, compressed_size=1))
+    with pytest.raises(ValueError, match=rf"^state_bytes: expected at least {least:,} for this core, got 100$"):
+        with_state_of(CORES["compressive"], 100)
+
+
+def test_layers_of_different_sizes_are_refused() -> None:
+    config = dataclasses.replace(CORES["compressive"], memory_size=(8, 4))
+    with pytest.raises(ValueError, match="^state_bytes: expected layers of one size, got one for each layer$"):
+        with_state_of(config, 10_000)
