@@ -15,10 +15,11 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from textwrap import shorten
-from typing import Any
+from typing import Any, cast
 
 import torch
 
+from agent.core import CoreConfig
 from agent.core.matching import with_state_of
 from storage.errors import UserError
 from storage.files import Json, read_json, replacing, require_schema, write_json
@@ -152,12 +153,12 @@ def match_states(trials: Mapping[str, Config], num_bytes: int) -> dict[str, Conf
     """The trials with cores whose states have at most so many bytes a row; see `agent.core.matching`.
 
     Raises:
-        UserError: if the smallest state of a core has more, or its core has another size with which a run is impossible.
+        UserError: if the smallest state of a core has more bytes, or a run is impossible with the core's new size.
     """
     matched = {}
     for name, config in trials.items():
         try:
-            core = with_state_of(config.core_config, num_bytes)
+            core = with_state_of(cast(CoreConfig, config.core_config), num_bytes)
             matched[name] = _replaced(config, config.core_field, core)
         except ValueError as error:
             raise UserError(f"{name}: {error}") from error

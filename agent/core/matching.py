@@ -1,7 +1,7 @@
 """Cores whose states have equally many bytes, beside `matched_cores`, whose cores cost equally much to act with.
 
-A transformer gets as many slots as fit, a recurrence as many features. Equal states say which core makes the most of its
-memory, and not what that costs: a GRU with the bytes of a Compressive Transformer has 2,000 times its weights.
+A transformer gets as many slots as fit, a recurrence as many features. Equal states say which core makes the most of
+its memory, and not what that costs: a GRU with the bytes of a Compressive Transformer has 2,000 times its weights.
 """
 
 import dataclasses

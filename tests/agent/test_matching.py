@@ -49,5 +49,5 @@ def test_a_state_that_is_smaller_than_any_is_refused() -> None:
 
 def test_layers_of_different_sizes_are_refused() -> None:
     config = dataclasses.replace(CORES["compressive"], memory_size=(8, 4))
-    with pytest.raises(ValueError, match="^state_bytes: expected layers of one size, got one for each layer$"):
+    with pytest.raises(ValueError, match=r"^state_bytes: expected layers of one size, got one for each layer$"):
         with_state_of(config, 10_000)
