@@ -58,9 +58,9 @@ def _scale_wide(images: Tensor, dtype: torch.dtype) -> Tensor:
 class Convolution(nn.Conv2d):
     """A convolution that computes in float32 where, on a CPU, bfloat16 would be wrong.
 
-    In torch 2.13 on CPUs with AVX-512, the weight gradient in bfloat16 of a padded convolution with a stride is memory
-    that nobody wrote if the input is one pixel wide. All inputs that are smaller than the kernel are taken to be at
-    risk: they are too small for the precision to matter to the speed.
+    In torch 2.13 on CPUs with AVX-512, the weight gradient in bfloat16 of a padded convolution is uninitialised memory
+    if the input is one pixel wide: with a stride always, without one if there are many images. All inputs that are
+    smaller than the kernel are taken to be at risk: they are too small for the precision to matter to the speed.
     """
 
     def forward(self, images: Tensor) -> Tensor:
