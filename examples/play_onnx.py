@@ -22,7 +22,10 @@ with contextlib.suppress(ImportError):
 
 def main(path: str, env: str, rows: int = 16, seed: int = 0) -> float:
     """The mean return of the first episode of each row. Actions are drawn from the policy, as in training."""
-    session = onnxruntime.InferenceSession(path)
+    # One thread: several wait for each other wherever another program uses a core.
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = 1
+    session = onnxruntime.InferenceSession(path, options)
     metadata = json.loads(session.get_modelmeta().custom_metadata_map["compressive"])
     inputs = [each.name for each in session.get_inputs()]
     outputs = [each.name for each in session.get_outputs()]

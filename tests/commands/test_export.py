@@ -6,6 +6,7 @@ import json
 import math
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -98,14 +99,28 @@ def test_long_curves_are_thinned(
 
 
 @pytest.mark.skipif(importlib.util.find_spec("onnxscript") is None, reason="needs the extra onnx")
-def test_an_agent_is_exported_for_onnxruntime(finished: tuple[Path, str], tmp_path: Path, cli: Commands) -> None:
-    """And plays there with the example."""
+def test_an_agent_is_exported_for_onnxruntime(
+    finished: tuple[Path, str], tmp_path: Path, cli: Commands, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And plays there with the example, in one thread."""
+    import onnxruntime
+
     from examples.play_onnx import main
+
+    begun: list[int] = []
+
+    def begin(path: str, options: Any) -> Any:
+        begun.append(options.intra_op_num_threads)
+        return session(path, options)
+
+    session = onnxruntime.InferenceSession
+    monkeypatch.setattr(onnxruntime, "InferenceSession", begin)
 
     file = tmp_path / "agent.onnx"
     said = cli.run("export", finished[0], file)
     name = "compressive/Rooms-Small-v0"
     assert f"play with it: python examples/play_onnx.py {file} {name}" in said
     assert math.isfinite(main(str(file), name, rows=2))
+    assert begun == [1]
     cli.refuse("export", finished[0], file, words="output: expected a new file")
     assert "MB" in cli.run("export", finished[0], tmp_path / "agent.pt2")
