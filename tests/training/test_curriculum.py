@@ -298,6 +298,24 @@ def test_stages_of_resident_runs(tmp_path: Path) -> None:
             Trainer(dataclasses.replace(config, stages=(f"{env} until frames 9",)), Run(""), local=True)
 
 
+@pytest.mark.parametrize("resident", [False, True])
+def test_actors_of_a_stage_begin_with_the_present_weights(resident: bool, tmp_path: Path) -> None:
+    """They are new, and their first unroll is played with the weights of the last update, as every other."""
+    trainer = Trainer(dataclasses.replace(RECALL, resident=resident), Run(tmp_path), local=True)
+    stages: list[int] = []
+    played: list[set[int]] = []
+    learned = [0]
+
+    def show(_: Any) -> None:
+        stages.append(trainer.curriculum.number)
+        played.append(set(trainer.batch.payload.version.tolist()))
+        learned.append(trainer.learner.version)
+
+    trainer.train(show, lambda: stages.count(1) == 2)
+    assert stages.count(0) > 0
+    assert played == [{version} for version in learned[:-1]]
+
+
 @pytest.mark.ray
 @pytest.mark.parametrize(
     "changes",
