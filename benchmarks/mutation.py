@@ -45,7 +45,11 @@ TESTS: dict[str, list[str]] = {
     "actors/interface.py": ["tests/actors/test_interface.py", "tests/envs/test_contract.py"],
     "actors/intervals.py": ["tests/actors/test_intervals.py"],
     "actors/recorder.py": ["tests/actors/test_recording.py"],
-    "actors/resident.py": ["tests/actors/test_resident.py", "tests/training/test_resident.py"],
+    "actors/resident.py": [
+        "tests/actors/test_resident.py",
+        "tests/actors/test_pools.py",
+        "tests/training/test_resident.py",
+    ],
     "agent/core/linear.py": ["tests/agent/test_recurrent.py", "tests/agent/test_core_contract.py"],
     "agent/core/routing.py": ["tests/agent/test_routing.py", "tests/agent/test_core_contract.py"],
     "agent/encoders.py": ["tests/agent/test_encoders.py", "tests/agent/test_agent.py"],

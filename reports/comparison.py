@@ -405,7 +405,7 @@ class Comparison:
     @functools.cached_property
     def cautions(self) -> list[str]:
         """Reasons to trust the numbers less."""
-        found = [f"Each {self.kind.data} is compared by itself. {self.apart}."] if self.apart else []
+        found = [f"Each {self.kind.data} is compared by itself: {self.apart}."] if self.apart else []
         counts = Counter((run.variant, run.data, run.config.seed) for run in self.runs)
         if same := sorted({name for (name, _, _), count in counts.items() if count > 1}):
             begin = "they begin with the same weights, but count as independent."

@@ -100,7 +100,7 @@ def start_ray(address: str | None, cpus: int, store: int, console: Console, reme
 
 def _prepare_own_cluster() -> None:
     """Sets what Ray reads from the environment where it starts a cluster of its own, unless the user has set it."""
-    # No one reads these events, and Ray keeps 3.5 KB for each of 100,000 unrolls.
+    # These events are not read, and Ray keeps 3.5 KB for each of 100,000 unrolls.
     os.environ.setdefault("RAY_task_events_report_interval_ms", "0")
     # At Ray's 15, actors starve beside the machine's other work.
     os.environ.setdefault("RAY_worker_niceness", "0")

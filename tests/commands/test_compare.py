@@ -260,7 +260,7 @@ def test_environments_without_a_common_scale_are_compared_alone(
     if lacking == "scores":
         for run, (*_, score) in zip(runs, scores):
             (run / "evaluation.json").write_text(json.dumps({"return": {"mean": score}}))
-        why = "Each environment is compared by itself. mixed environments: expected human or oracle scores of all"
+        why = "Each environment is compared by itself: mixed environments: expected human or oracle scores of all"
     else:
         runs.pop()
         why = f"mixed environments: expected every variant on each of {here}, {there}, got no run of lstm on {there}."

@@ -59,7 +59,7 @@ def test_an_installed_package_is_imported_without_permission(spec: str, miniworl
 def test_the_working_directory_is_not_where_packages_are_installed(
     spec: str, linked: bool, miniworld: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Someone may be in a folder that another person has made, and Python finds modules there."""
+    """The folder may be of another person, and Python finds modules there."""
     if linked:
         there = tmp_path / "elsewhere"
         there.mkdir()
