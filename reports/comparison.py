@@ -17,11 +17,11 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from actors.intervals import Sample, bootstrap_interval
-from agent.core import MemorylessConfig, make_core, state_bytes
+from agent.core import MemorylessConfig
+from agent.core.matching import bytes_of_state
 from envs import require_consent
 from reports import statistics
 from reports.statistics import interquartile_mean, mean_curve, probability_of_improvement
@@ -291,6 +291,19 @@ class NotJoined(UserError):
     """Runs on several data that are not to be compared together, but can be on each of them."""
 
 
+def _require_comparable(runs: Sequence[FinishedRun]) -> None:
+    """Raises a UserError if there are no runs, runs of several kinds, or one comes twice."""
+    if not runs:
+        raise UserError("expected finished runs to compare, got none")
+    kinds = {run.config.kind for run in runs}
+    if len(kinds) > 1:
+        raise UserError(f"expected runs of one kind, got {' and '.join(sorted(kinds))}")
+    for run, other in itertools.combinations(runs, 2):
+        # By two paths, or as a copy: the rows of two runs have different times.
+        if run.config == other.config and run.rows == other.rows:
+            raise UserError(f"expected each run once, got the same one in {run.path} and {other.path}")
+
+
 class Comparison:
     """Finished runs by variant and data.
 
@@ -305,33 +318,49 @@ class Comparison:
     """
 
     def __init__(self, runs: Sequence[FinishedRun], threshold: float | None = None, apart: str = "") -> None:
-        if not runs:
-            raise UserError("expected finished runs to compare, got none")
-        if len(kinds := {run.config.kind for run in runs}) > 1:
-            raise UserError(f"expected runs of one kind, got {' and '.join(sorted(kinds))}")
-        for run, other in itertools.combinations(runs, 2):  # by two paths, or a copy: the times of its rows are equal
-            if run.config == other.config and run.rows == other.rows:
-                raise UserError(f"expected each run once, got the same one in {run.path} and {other.path}")
-        self.kind, self.apart = KIND[runs[0].config.kind], apart
-        self.runs = [replace(run, variant=name) for run, name in zip(runs, label([run.config for run in runs]))]
+        _require_comparable(runs)
+        self.kind = KIND[runs[0].config.kind]
+        self.apart = apart
+        variants = label([run.config for run in runs])
+        self.runs = [replace(run, variant=name) for run, name in zip(runs, variants)]
+        # In the order in which they first appear.
         self.names = list(dict.fromkeys(run.variant for run in self.runs))
         self.data = list(dict.fromkeys(run.data for run in self.runs))
-        mixed = "mixed environments" if self.kind.data == "environment" else "mixed corpora"
+
+        self.scale = self._common_scale()
+        self.threshold = threshold
+        if threshold is None:
+            self.threshold = self.scale.threshold
+        groups = [self.of(name, data) for name in self.names for data in self.data]
+        self.fewest = min(map(len, groups))
+        self.variants = [self._variant(name) for name in self.names]
+        extreme = min if self.scale.lower else max
+        self.best = extreme(self.variants, key=lambda variant: variant.score.value)
+
+    def _common_scale(self) -> Scale:
+        """The first scale on which all runs have scores that can be compared.
+
+        Raises:
+            NotJoined: if there is none, or a variant has no run on some data.
+            UserError: if data of one name differ.
+        """
+        mixed = "mixed corpora"
+        needed = "one corpus"
+        if self.kind.data == "environment":
+            mixed = "mixed environments"
+            needed = "human or oracle scores of all"
         for name, data in itertools.product(self.names, self.data):
             if not self.of(name, data):
                 expected = f"every variant on each of {', '.join(self.data)}"
                 raise NotJoined(f"{mixed}: expected {expected}, got no run of {name} on {data}")
         require_equal_data([(run.config, run.data, run.digest) for run in self.runs if run.digest])
+
         scales = [scale for scale in self.kind.scales if all(scale.final in run.summary for run in self.runs)]
-        if len(self.data) > 1 and scales[0].threshold is None:
-            scale = "human or oracle scores of all" if self.kind.data == "environment" else "one corpus"
-            raise NotJoined(f"{mixed}: expected {scale}, got {', '.join(self.data)}")
-        self.scale = scales[0]
-        self.threshold = self.scale.threshold if threshold is None else threshold
-        self.fewest = min(len(self.of(name, data)) for name in self.names for data in self.data)
-        self.variants = [self._variant(name) for name in self.names]
-        extreme = min if self.scale.lower else max
-        self.best = extreme(self.variants, key=lambda variant: variant.score.value)
+        # Returns of different environments have different units; only normalised scores have a threshold.
+        is_common = scales[0].threshold is not None
+        if len(self.data) > 1 and not is_common:
+            raise NotJoined(f"{mixed}: expected {needed}, got {', '.join(self.data)}")
+        return scales[0]
 
     def of(self, name: str, data: str) -> list[FinishedRun]:
         """The runs of a variant on an environment or corpus."""
@@ -352,12 +381,15 @@ class Comparison:
         one of them has a single run of a task."""
         found: dict[tuple[str, str], Estimate] = {}
         sign = -1 if self.scale.lower else 1
-        for pair in itertools.combinations(self.names, 2):
-            scores = [[sign * task for task in self.scores(name)] for name in pair]
-            value, low, high = found[pair] = (
-                estimate(probability_of_improvement, *scores) if repeated(*scores) else Estimate(*(math.nan,) * 3)
-            )
-            found[pair[::-1]] = Estimate(1 - value, 1 - high, 1 - low)  # the complement, not from other draws
+        for ours, theirs in itertools.combinations(self.names, 2):
+            our_scores = [sign * task for task in self.scores(ours)]
+            their_scores = [sign * task for task in self.scores(theirs)]
+            better = Estimate(math.nan, math.nan, math.nan)
+            if repeated(our_scores, their_scores):
+                better = estimate(probability_of_improvement, our_scores, their_scores)
+            found[ours, theirs] = better
+            # The complement, not an estimate from other draws.
+            found[theirs, ours] = Estimate(1 - better.value, 1 - better.high, 1 - better.low)
         return found
 
     def chance(self, ours: str, theirs: str) -> float | None:
@@ -381,11 +413,19 @@ class Comparison:
     @functools.cached_property
     def aggregates(self) -> dict[str, dict[str, Estimate]]:
         """Statistics of final scores over runs and tasks by variant and name, as `rliable` has them."""
-        found = {"interquartile mean": interquartile_mean, "mean": statistics.mean}
-        found |= {"median of environments": statistics.median} if len(self.data) > 1 else {}  # of one, it is the mean
-        known = self.scale.name.endswith("_normalised")  # 100 is the score of people or an oracle
-        found |= {"optimality gap": statistics.optimality_gap} if known else {}
-        return {name: {text: estimate(of, self.scores(name)) for text, of in found.items()} for name in self.names}
+        statistic = {"interquartile mean": interquartile_mean, "mean": statistics.mean}
+        # Of one environment, the median is the mean.
+        if len(self.data) > 1:
+            statistic["median of environments"] = statistics.median
+        # 100 is the score of people or of an oracle.
+        if self.scale.name.endswith("_normalised"):
+            statistic["optimality gap"] = statistics.optimality_gap
+
+        found = {}
+        for name in self.names:
+            scores = self.scores(name)
+            found[name] = {text: estimate(of, scores) for text, of in statistic.items()}
+        return found
 
     def profile(self, name: str) -> tuple[NDArray[np.float64], ...]:
         """Scores, and the share of a variant's runs that are better, with its interval; see `performance_profile`."""
@@ -405,12 +445,18 @@ class Comparison:
     @functools.cached_property
     def cautions(self) -> list[str]:
         """Reasons to trust the numbers less."""
-        found = [f"Each {self.kind.data} is compared by itself: {self.apart}."] if self.apart else []
+        found = []
+        if self.apart:
+            found.append(f"Each {self.kind.data} is compared by itself: {self.apart}.")
+
         counts = Counter((run.variant, run.data, run.config.seed) for run in self.runs)
-        if same := sorted({name for (name, _, _), count in counts.items() if count > 1}):
+        same = sorted({name for (name, _, _), count in counts.items() if count > 1})
+        if same:
             begin = "they begin with the same weights, but count as independent."
             found.append(f"Runs of {' and of '.join(same)} have the same seed: {begin}")
-        if any(len({len(self.of(name, data)) for data in self.data}) > 1 for name in self.names):
+
+        numbers_of_runs = [{len(self.of(name, data)) for data in self.data} for name in self.names]
+        if any(len(numbers) > 1 for numbers in numbers_of_runs):
             found.append(
                 "Variants have more runs in one environment than in another, so that it has more weight in the "
                 "interquartile mean, which is over runs. The mean is over environments."
@@ -421,17 +467,21 @@ class Comparison:
         return found
 
     def _variant(self, name: str) -> Variant:
-        runs, scores = [run for run in self.runs if run.variant == name], self.scores(name)
-        correct = [run.summary[CORRECT] for run in runs if CORRECT in run.summary]
+        runs = [run for run in self.runs if run.variant == name]
+        scores = self.scores(name)
+        correct = None
+        shares = [run.summary[CORRECT] for run in runs if CORRECT in run.summary]
+        if shares:
+            correct = float(np.mean(shares))
         return Variant(
             name=name,
             runs=runs,
             score=estimate(interquartile_mean, scores),
             mean=float(statistics.mean(scores)),
-            correct=float(np.mean(correct)) if correct else None,
+            correct=correct,
             reached=[run.reached(self.threshold, self.scale) for run in runs],
             speed=float(np.mean([run.speed for run in runs])),
-            state_bytes=memory_bytes(runs[0].config),
+            state_bytes=bytes_of_state(runs[0].config.core_config),
             reach=reach(runs[0].config.core_config),
         )
 
@@ -449,12 +499,6 @@ def compare(runs: Sequence[FinishedRun], threshold: float | None = None) -> list
     return [Comparison([run for run in runs if run.data == data], threshold, reason) for data in every]
 
 
-def memory_bytes(config: Any) -> int:
-    """Size of the memory state of one environment or stream."""
-    with torch.device("meta"):  # the weights need no memory
-        return state_bytes(make_core(config.core_config).initial_state(1))
-
-
 def reach(core: Any) -> int | None:
     """The number of steps that a core can look back, over all layers; None if there is no bound (recurrent, routed).
 
@@ -462,8 +506,12 @@ def reach(core: Any) -> int | None:
     """
     if hasattr(core, "layer_sizes"):
         reaches = [sizes.reach for sizes in core.layer_sizes]
-        return None if None in reaches else sum(reaches)
+        if None in reaches:
+            return None
+        return sum(reaches)
     if hasattr(core, "receptive_field"):
         return core.receptive_field - 1
     # The recurrent cores whose configurations inherit from this one have a memory.
-    return 0 if type(core) is MemorylessConfig else None
+    if type(core) is MemorylessConfig:
+        return 0
+    return None

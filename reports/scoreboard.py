@@ -15,8 +15,9 @@ from typing import Any
 import numpy as np
 import torch
 
+from agent.core.matching import bytes_of_state
 from envs import reference_scores
-from reports.comparison import KIND, Estimate, FinishedRun, estimate, memory_bytes
+from reports.comparison import KIND, Estimate, FinishedRun, estimate
 from reports.comparison_page import FOLDER, cell_text, to_csv
 from reports.pages import write_page
 from reports.statistics import interquartile_mean, mean
@@ -129,7 +130,7 @@ def _is_best(score: Estimate, others: Sequence[Estimate]) -> bool:
 def _cost(runs: Sequence[FinishedRun]) -> Cost:
     config = runs[0].config
     learning = float(np.median([run.speed for run in runs]))
-    return Cost(learning, acting_speed(config), memory_bytes(config))
+    return Cost(learning, acting_speed(config), bytes_of_state(config.core_config))
 
 
 def acting_speed(config: RunConfig) -> float:

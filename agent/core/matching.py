@@ -54,7 +54,7 @@ def with_state_of(config: CoreConfig, num_bytes: int) -> CoreConfig:
     return resize(fits)
 
 
-def bytes_of_state(config: CoreConfig) -> int:
+def bytes_of_state(config: Any) -> int:
     """Bytes of the state of one row. No memory is allocated for the core."""
     with torch.device("meta"):
         return state_bytes(make_core(config).initial_state(1))
