@@ -129,10 +129,14 @@ class FinishedRun:
 
     def curve(self, scale: Scale) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """Frames or steps [N], and the scores measured there [N]; of an agent's run in stages, in the last of them."""
-        names, last = (self.config.goal[0], scale.curve), len(getattr(self.config, "stages", ())) + 1
-        rows = [row for row in self.rows if row.get("stage", last) == last]
-        points = np.array([[row.get(name, math.nan) for name in names] for row in rows], np.float64)
-        x, scores = points.reshape(-1, 2)[~np.isnan(points).any(axis=-1)].T
+        counter, _ = self.config.goal
+        last_stage = len(getattr(self.config, "stages", ())) + 1
+        points = []
+        for row in self.rows:
+            point = (row.get(counter, math.nan), row.get(scale.curve, math.nan))
+            if row.get("stage", last_stage) == last_stage and not any(map(math.isnan, point)):
+                points.append(point)
+        x, scores = np.array(points, np.float64).reshape(-1, 2).T
         return x, scores
 
     def interval(self, scale: Scale) -> tuple[float, float]:
@@ -144,7 +148,10 @@ class FinishedRun:
         if threshold is None:
             return None
         sign = -1 if scale.lower else 1
-        return next((float(x) for x, score in zip(*self.curve(scale)) if sign * score >= sign * threshold), None)
+        for x, score in zip(*self.curve(scale)):
+            if sign * score >= sign * threshold:
+                return float(x)
+        return None
 
     @property
     def speed(self) -> float:
@@ -177,47 +184,66 @@ def read_run(path: Path, allow: str | None = None, live: bool = False) -> Finish
     Raises:
         UserError: if the folder is not a run, or the run is not finished, damaged, or needs a permission.
     """
-    run, rows, digest = Run(path), list[dict[str, Any]](), ""
+    run = Run(path)
+    rows: list[dict[str, Any]] = []
     try:
-        kind, _ = run.read_kind()
-        config = read_config(run, CONFIGS[kind])
-        if kind == "launch":
-            data = config.eval_env or config.env
-            for env in {config.env, data}:
-                require_consent(env, allow)
-        elif kind in ("speech", "images"):
-            plain = read_json(run.corpus_file)
-            require_schema(plain, {"name": str, "digest": str}, str(run.corpus_file))
-            data, digest = plain["name"], plain["digest"]
-        else:
-            data = text_name(config)
-            with suppress(FileNotFoundError):
-                plain = read_json(run.record_file(kind))
-                require_schema(plain, {}, str(run.record_file(kind)))
-                digest = str(plain.get("digest", ""))
+        kind_name, _ = run.read_kind()
+        config = read_config(run, CONFIGS[kind_name])
+        data, digest = _read_data(run, kind_name, config, allow)
         with suppress(FileNotFoundError):  # nothing was measured yet
             rows = sample_metrics(path)
     except (ValueError, OSError) as error:
         raise UserError(str(error)) from error
-    again = f"resume with: {RUN_COMMANDS[kind][0]} --resume {shlex.quote(str(path))}"
+
+    kind = KIND[kind_name]
     counter, total = config.goal
-    done = rows[-1].get(counter, 0) if rows else 0
-    if live and not (done >= total and run.evaluation_file().is_file()):
-        measured = {
-            scale.final: [row[scale.curve] for row in rows if scale.curve in row] for scale in KIND[kind].scales
-        }
-        last = {name: values[-1] for name, values in measured.items() if values and math.isfinite(values[-1])}
-        if KIND[kind].scales[-1].final not in last:
-            raise UserError(f"{path}: expected a run with scores, got none yet")
-        return FinishedRun(path, config, data, rows, last, digest=digest)
-    if not done >= total:
-        raise UserError(f"{path}: expected a finished run, got {done:.0f} of {total} {KIND[kind].unit}; {again}")
+    done = 0.0
+    if rows:
+        done = rows[-1].get(counter, 0.0)
+    is_trained = done >= total
+    if live and not (is_trained and run.evaluation_file().is_file()):
+        return FinishedRun(path, config, data, rows, _last_scores(path, rows, kind), digest=digest)
+
+    again = f"resume with: {RUN_COMMANDS[kind_name][0]} --resume {shlex.quote(str(path))}"
+    if not is_trained:
+        raise UserError(f"{path}: expected a finished run, got {done:.0f} of {total} {kind.unit}; {again}")
     try:
-        summary = _read_evaluation(run, KIND[kind])
+        summary = _read_evaluation(run, kind)
     except (OSError, ValueError) as error:
         expected = f"expected the evaluation of a finished run in {run.evaluation_file().name}"
         raise UserError(f"{path}: {expected}, got: {error}; {again}") from error
     return FinishedRun(path, config, data, rows, summary, digest=digest)
+
+
+def _read_data(run: Run, kind: str, config: Any, allow: str | None) -> tuple[str, str]:
+    """The name of what a run learned from, and a digest of it if it is a corpus; see `read_run`."""
+    if kind == "launch":
+        data = config.eval_env or config.env
+        for env in {config.env, data}:
+            require_consent(env, allow)
+        return data, ""
+    if kind in ("speech", "images"):
+        plain = read_json(run.corpus_file)
+        require_schema(plain, {"name": str, "digest": str}, str(run.corpus_file))
+        return plain["name"], plain["digest"]
+    digest = ""
+    with suppress(FileNotFoundError):
+        plain = read_json(run.record_file(kind))
+        require_schema(plain, {}, str(run.record_file(kind)))
+        digest = str(plain.get("digest", ""))
+    return text_name(config), digest
+
+
+def _last_scores(path: Path, rows: Sequence[Mapping[str, Any]], kind: Kind) -> dict[str, float]:
+    """The last scores of a run that is not finished, by their names in an evaluation."""
+    last = {}
+    for scale in kind.scales:
+        measured = [row[scale.curve] for row in rows if scale.curve in row]
+        if measured and math.isfinite(measured[-1]):
+            last[scale.final] = measured[-1]
+    if kind.scales[-1].final not in last:
+        raise UserError(f"{path}: expected a run with scores, got none yet")
+    return last
 
 
 def text_name(config: Any) -> str:
