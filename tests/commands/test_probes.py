@@ -1,4 +1,4 @@
-"""The parts of `reports.compression` by their definitions: what is in view, ridge regression, shares, conclusions."""
+"""Probes of what compression keeps, by their definitions: what is in view, ridge regression, shares, conclusions."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -7,17 +7,8 @@ import numpy as np
 import pytest
 
 from actors.intervals import share_interval
-from reports.compression import (
-    FOLDS,
-    NAMES_READ,
-    RIDGE,
-    VIEWS_READ,
-    conclusion,
-    explained_cell,
-    in_view,
-    read_in_others,
-    right_cell,
-)
+from reports.compression import NAMES_READ, VIEWS_READ, conclusion, in_view
+from reports.probes import FOLDS, RIDGE, explained_cell, read_in_others, right_cell
 
 
 @pytest.mark.parametrize("yaw", [0.0, 30.0, -100.0, 179.0])
