@@ -83,31 +83,68 @@ def _write_report(page: Path, beside: Path, data: Mapping[str, Any], comparison:
 
 def tables(comparison: Comparison) -> dict[str, list[dict[str, Any]]]:
     """All numbers, as rows by file name: runs as they were measured, and statistics of them."""
-    scale, kind = comparison.scale, comparison.kind
-    speed, reached = f"{kind.speed}_per_second", f"{kind.unit}_to_threshold"
-    found: dict[str, list[dict[str, Any]]] = {"runs": [], "curves": [], "curve_intervals": [], "variants": []}
+    runs: list[dict[str, Any]] = []
+    curves: list[dict[str, Any]] = []
+    curve_intervals: list[dict[str, Any]] = []
+    kind = comparison.kind
+    score = comparison.scale.name
     for variant in comparison.variants:
-        size = {"state_bytes": variant.state_bytes, "reach": variant.reach}
-        for run, x in zip(variant.runs, variant.reached):
+        for run, reached in zip(variant.runs, variant.reached):
             which = {"variant": variant.name, kind.data: run.data, "seed": run.config.seed}
-            row = which | {kind.unit: run.rows[-1][run.config.goal[0]], scale.name: run.summary[scale.final]}
-            row |= {name: run.summary.get(path) for name, path in kind.details.items()}
-            found["runs"].append(row | {reached: x, speed: run.speed} | size | {"run": str(run.path)})
-            found["curves"] += [which | {kind.unit: x, scale.name: score} for x, score in zip(*run.curve(scale))]
+            runs.append(which | _run_row(comparison, variant, run, reached))
+            for x, y in zip(*run.curve(comparison.scale)):
+                curves.append(which | {kind.unit: x, score: y})
         for data in comparison.data:
-            which, names = {"variant": variant.name, kind.data: data}, (kind.unit, "mean", "low", "high")
-            points = zip(*comparison.curve(variant.name, data))
-            found["curve_intervals"] += [which | dict(zip(names, point)) for point in points]
-        row = {"variant": variant.name, "runs": len(variant.runs), "interquartile_mean": variant.score.value}
-        row |= {"low": variant.score.low, "high": variant.score.high, "mean": variant.mean}
-        row |= {CORRECT: variant.correct} if CORRECT in kind.details else {}
-        row |= {"reached_threshold": sum(x is not None for x in variant.reached), "threshold": comparison.threshold}
-        found["variants"].append(row | {speed: variant.speed} | size)
-    found["improvements"] = [
-        {"variant": ours, "other": theirs, "probability": p.value, "low": p.low, "high": p.high}
-        for (ours, theirs), p in comparison.improvements.items()
-    ]
-    return found
+            which = {"variant": variant.name, kind.data: data}
+            for x, mean, low, high in zip(*comparison.curve(variant.name, data)):
+                curve_intervals.append(which | {kind.unit: x, "mean": mean, "low": low, "high": high})
+
+    improvements = []
+    for (ours, theirs), better in comparison.improvements.items():
+        probability = {"probability": better.value, "low": better.low, "high": better.high}
+        improvements.append({"variant": ours, "other": theirs} | probability)
+    return {
+        "runs": runs,
+        "curves": curves,
+        "curve_intervals": curve_intervals,
+        "variants": [_variant_row(comparison, variant) for variant in comparison.variants],
+        "improvements": improvements,
+    }
+
+
+def _run_row(comparison: Comparison, variant: Variant, run: FinishedRun, reached: float | None) -> dict[str, Any]:
+    """The numbers of a run, by column."""
+    kind = comparison.kind
+    counter, _ = run.config.goal
+    row = {kind.unit: run.rows[-1][counter], comparison.scale.name: run.summary[comparison.scale.final]}
+    for name, path in kind.details.items():
+        row[name] = run.summary.get(path)
+    row[f"{kind.unit}_to_threshold"] = reached
+    row[f"{kind.speed}_per_second"] = run.speed
+    return row | _size(variant) | {"run": str(run.path)}
+
+
+def _variant_row(comparison: Comparison, variant: Variant) -> dict[str, Any]:
+    """The statistics of a variant, by column."""
+    kind = comparison.kind
+    row: dict[str, Any] = {
+        "variant": variant.name,
+        "runs": len(variant.runs),
+        "interquartile_mean": variant.score.value,
+        "low": variant.score.low,
+        "high": variant.score.high,
+        "mean": variant.mean,
+    }
+    if CORRECT in kind.details:
+        row[CORRECT] = variant.correct
+    row["reached_threshold"] = sum(x is not None for x in variant.reached)
+    row["threshold"] = comparison.threshold
+    row[f"{kind.speed}_per_second"] = variant.speed
+    return row | _size(variant)
+
+
+def _size(variant: Variant) -> dict[str, Any]:
+    return {"state_bytes": variant.state_bytes, "reach": variant.reach}
 
 
 def to_csv(rows: Sequence[Mapping[str, Any]]) -> str:
@@ -259,14 +296,24 @@ def filters(comparison: Comparison) -> dict[str, list[str]]:
 
     Fields of a core count if variants of the same core differ in them; see `training.sweep.label`.
     """
-    flats = [[by_full_name(to_plain(run.config)) for run in variant.runs] for variant in comparison.variants]
-    core, found = comparison.runs[0].config.core_field, dict[str, list[str]]()
-    cores = [runs[0][f"{core}.name"] for runs in flats]
-    for name in dict.fromkeys(name for runs in flats for flat in runs for name in flat if name not in IGNORED):
-        values = [{str(flat.get(name, "-")) for flat in runs} for runs in flats]
-        alone = [of if name.startswith(f"{core}.") and name != f"{core}.name" else "" for of in cores]
-        if max(map(len, values)) == 1 and len({(of, *each) for of, each in zip(alone, values)}) > len(set(alone)):
-            found[name] = [min(each) for each in values]
+    fields = [[by_full_name(to_plain(run.config)) for run in variant.runs] for variant in comparison.variants]
+    core = comparison.runs[0].config.core_field
+    cores = [runs[0][f"{core}.name"] for runs in fields]
+    names = dict.fromkeys(name for runs in fields for run in runs for name in run if name not in IGNORED)
+
+    found: dict[str, list[str]] = {}
+    for name in names:
+        values = [{str(run.get(name, "-")) for run in runs} for runs in fields]
+        if any(len(of_variant) > 1 for of_variant in values):
+            continue
+        value = [min(of_variant) for of_variant in values]
+        # Variants are compared with those of the same core, or with all.
+        rivals = [""] * len(cores)
+        if name.startswith(f"{core}.") and name != f"{core}.name":
+            rivals = cores
+        differs = len({*zip(rivals, value)}) > len({*rivals})
+        if differs:
+            found[name] = value
     return found
 
 
