@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from actors.recording import Recording
+from actors.recording import Attention, Recording
 from envs import chance_of_choice, reference_scores, tasks
 from envs.registry import parse_spec, rooms_config
 from envs.rooms.config import RoomsConfig
@@ -307,15 +307,23 @@ def references(config: Any, summary: Mapping[str, Any]) -> dict[str, list[dict[s
     """Lines to compare with, by the title of the chart: chance, random actions, oracle, human, fitted predictors."""
     if config.kind != "launch":
         kind = KIND[config.kind]
-        title = next(title for title, chart in CHARTS.items() if kind.scales[0].curve in chart.metrics)
-        measured = {name: summary.get(field) for name, field in kind.references.items()}
-        known = {name: value for name, value in measured.items() if type(value) is float and math.isfinite(value)}
-        return {title: [{"name": name, "value": value} for name, value in known.items()]}
-    found: dict[str, list[dict[str, Any]]] = {"return": [] if config.stages else lines_of(tasks(config.env))}
+        lines = []
+        for name, field in kind.references.items():
+            value = summary.get(field)
+            if type(value) is float and math.isfinite(value):
+                lines.append({"name": name, "value": value})
+        (title,) = (title for title, chart in CHARTS.items() if kind.scales[0].curve in chart.metrics)
+        return {title: lines}
+
+    found: dict[str, list[dict[str, Any]]] = {"return": []}
+    # In stages, scores are those of several environments.
+    if not config.stages:
+        found["return"] = lines_of(tasks(config.env))
     with contextlib.suppress(*DAMAGE):
         if {chance_of_choice(task) for task in tasks(config.env)} == {0.5}:
             found["correct choices"] = [{"name": "chance", "value": 0.5}]
-    best = "human" if any(line["name"] == "human" for line in found["return"]) else "oracle"
+    is_known_of_people = any(line["name"] == "human" for line in found["return"])
+    best = "human" if is_known_of_people else "oracle"
     found["normalised score"] = [{"name": "random", "value": 0.0}, {"name": best, "value": 100.0}]
     return found
 
@@ -344,22 +352,38 @@ def rules(specs: Sequence[str]) -> list[str]:
     return list(dict.fromkeys(map(rule, levels(specs))))
 
 
+def _evaluated_cell(value: float, low: float, high: float, is_share: bool) -> dict[str, str]:
+    """A score and its interval as a cell; shares are percentages."""
+    unit = ""
+    if is_share:
+        unit = " %"
+        value, low, high = 100 * value, 100 * low, 100 * high
+    text = "-" if math.isnan(value) else f"{value:.4g}{unit}"
+    if math.isnan(low):
+        return {"text": text, "small": ""}
+    interval = f"[{low:.4g}, {high:.4g}]" if low < high else "all equal"
+    return {"text": text, "small": interval}
+
+
 def evaluations(kind: str, rows: list[dict[str, Any]], counter: str) -> dict[str, Any]:
     """A table of the evaluations during training, each with its intervals."""
-    prefix, found = evaluated(kind).partition("/")[0] + "/", [row for row in rows if evaluated(kind) in row]
-    names = list(dict.fromkeys(name for row in found for name in row if name.startswith(prefix)))
-    names = [name for name in names if not name.endswith(("_low", "_high"))]
+    prefix = evaluated(kind).partition("/")[0] + "/"
+    measured = [row for row in rows if evaluated(kind) in row]
+    columns: dict[str, None] = {}
+    for row in measured:
+        for name in row:
+            if name.startswith(prefix) and not name.endswith(("_low", "_high")):
+                columns[name] = None
+
     body = []
-    for row in found:
+    for row in measured:
         cells: list[Any] = [quantity(row.get(counter, math.nan))]
-        for name in names:
-            share = name.endswith("correct_choices")
-            value, *ends = ((100 if share else 1) * row.get(f"{name}{end}", math.nan) for end in ("", "_low", "_high"))
-            within = f"[{ends[0]:.4g}, {ends[1]:.4g}]" if ends[0] < ends[1] else "all equal"
-            small = "" if math.isnan(ends[0]) else within
-            cells.append({"text": "-" if math.isnan(value) else f"{value:.4g}{' %' * share}", "small": small})
+        for name in columns:
+            value, low, high = (row.get(f"{name}{end}", math.nan) for end in ("", "_low", "_high"))
+            cells.append(_evaluated_cell(value, low, high, is_share=name.endswith("correct_choices")))
         body.append(cells)
-    head = ["frames" if kind == "launch" else "steps", *(name[len(prefix) :].replace("_", " ") for name in names)]
+    unit = "frames" if kind == "launch" else "steps"
+    head = [unit, *(name.removeprefix(prefix).replace("_", " ") for name in columns)]
     return {"head": head, "rows": body}
 
 
@@ -398,6 +422,17 @@ def last_tenth(rows: list[dict[str, Any]], name: str) -> float | None:
     return rounded(np.array([mean(values[-max(1, len(values) // 10) :])]))[0]
 
 
+def _bucket_sums(layer: Attention, steps: np.ndarray, kinds: Sequence[str], buckets: Mapping[str, int]) -> list[float]:
+    """The attention of a layer on each bucket, a mean over the steps [T] bool and over heads."""
+    slots = layer.weights[steps].mean(axis=(0, 1))
+    ends = np.cumsum(layer.sizes)[:-1]
+    sums = []
+    for kind, of_kind in zip(kinds, np.split(slots, ends)):
+        if kind in buckets:
+            sums += [part.sum() for part in np.array_split(of_kind, buckets[kind])]
+    return sums
+
+
 def attention_by_bucket(recordings: Sequence[Recording]) -> dict[str, Any]:
     """Mean attention on buckets of slots from the oldest to the newest, over layers, heads and steps (Figure 2).
 
@@ -410,25 +445,35 @@ def attention_by_bucket(recordings: Sequence[Recording]) -> dict[str, Any]:
     """
     kinds = recordings[0].kinds
     sizes = {layer.sizes for recording in recordings for layer in recording.attention}
-    most = BUCKETS if len(sizes) == 1 else 1  # of layers that differ, buckets hold other spans of time
-    parts = [(kind, min(most, max(of))) for kind, of in zip(kinds, zip(*sizes)) if any(of)]
+    # In layers of different sizes, buckets of one name would hold different spans of time.
+    most = BUCKETS if len(sizes) == 1 else 1
+    buckets: dict[str, int] = {}
+    for kind, numbers in zip(kinds, zip(*sizes)):
+        if any(numbers):
+            buckets[kind] = min(most, max(numbers))
+
     chosen = [_full(recording) for recording in recordings]
     full = any(steps.any() for steps in chosen)
-    chosen = chosen if full else [np.ones_like(steps) for steps in chosen]
+    if not full:
+        chosen = [np.ones_like(steps) for steps in chosen]
+
+    # A mean of each episode, whose steps are not independent of each other.
     means = []
     for recording, steps in zip(recordings, chosen):
-        layers = []
-        for layer in recording.attention if steps.any() else ():
-            slots = layer.weights[steps].mean(axis=(0, 1))
-            by_kind = dict(zip(kinds, np.split(slots, np.cumsum(layer.sizes)[:-1])))
-            layers.append([part.sum() for kind, count in parts for part in np.array_split(by_kind[kind], count)])
-        means += [np.mean(layers, axis=0)] if layers else []
-    names = [(kind, f"{kind} {number + 1} of {count}") for kind, count in parts for number in range(count)]
-    spread = np.std(means, axis=0, ddof=1) / math.sqrt(len(means)) if len(means) > 1 else np.full(len(names), np.nan)
-    bars = [
-        {"kind": kind, "name": name, "mean": value, "error": error}
-        for (kind, name), value, error in zip(names, rounded(np.mean(means, axis=0)), rounded(spread))
-    ]
+        if steps.any() and recording.attention:
+            layers = [_bucket_sums(layer, steps, kinds, buckets) for layer in recording.attention]
+            means.append(np.mean(layers, axis=0))
+    mean = rounded(np.mean(means, axis=0))
+    error: Sequence[float | None] = [None] * len(mean)
+    if len(means) > 1:
+        error = rounded(np.std(means, axis=0, ddof=1) / math.sqrt(len(means)))
+
+    bars: list[dict[str, Any]] = []
+    for kind, count in buckets.items():
+        for bucket in range(count):
+            place = len(bars)
+            name = f"{kind} {bucket + 1} of {count}"
+            bars.append({"kind": kind, "name": name, "mean": mean[place], "error": error[place]})
     return {"bars": bars, "steps": int(sum(map(np.sum, chosen))), "episodes": len(means), "full": full}
 
 
