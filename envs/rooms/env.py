@@ -26,6 +26,9 @@ from envs.rooms.config import RoomsConfig, resolve
 from envs.rooms.oracle import oracle_actions
 from envs.rooms.planner import Planner, is_planned
 
+SIDES = ("left", "right")
+"""Of objects 0 and 1 of a room, as the player sees them who enters it."""
+
 
 @register_jitable(forceinline=True)  # calls copy the tuples, which costs a fourth of a step of small-recall
 def act(
@@ -204,15 +207,27 @@ class RoomsVectorEnv(BatchedEnv):
 
         In words with their sides, and x and y. After it is shown, the example has no side, and with others no place.
         """
-        state, places, sides, found = self.state, self.level.examples, ("left", "right"), []
-        for i in range(self.num_envs):
-            match, other = (self.config.object_name(int(objects[i])) for objects in (state.match, state.other))
-            room, at, side = state.room[i], int(state.match_side[i]), int(state.example_side[i])
-            shown = f", {sides[side]}" if room == level.ROOM_1 else ""
-            found.append({"example": (match + shown, *places[side]) if shown or self.config.examples == 1 else match})
+        state = self.state
+        found: list[dict[str, Any]] = []
+        for row in range(self.num_envs):
+            match = self.config.object_name(int(state.match[row]))
+            other = self.config.object_name(int(state.other[row]))
+            side_of_match = int(state.match_side[row])
+            room = state.room[row]
+            situation: dict[str, Any] = {}
+
+            side = int(state.example_side[row])
+            place = self.level.examples[side]
+            if room == level.ROOM_1:
+                situation["example"] = (f"{match}, {SIDES[side]}", *place)
+            elif self.config.examples == 1:
+                situation["example"] = (match, *place)
+            else:
+                situation["example"] = match
             if room in (level.ROOM_2, level.CHOSEN):
-                for name, thing, side in (("to take", other, 1 - at), ("to leave", match, at)):
-                    found[-1][name] = (f"{thing}, {sides[side]}", *self.level.choices[side])
+                for name, thing, side in (("to take", other, 1 - side_of_match), ("to leave", match, side_of_match)):
+                    situation[name] = (f"{thing}, {SIDES[side]}", *self.level.choices[side])
+            found.append(situation)
         return found
 
     def between(self, actions: NDArray[np.int64]) -> NDArray[np.uint8]:
@@ -220,12 +235,17 @@ class RoomsVectorEnv(BatchedEnv):
 
         The environments themselves stay where they are. After the end of an episode the last view is repeated.
         """
-        slow, found, ended = self._slow, [self._images.copy()], self.over.copy()
+        slow = self._slow
         slow.set_state(self.get_state())
-        for _ in range(self.config.action_repeat - 1):
-            found.append(np.where(ended[:, None, None, None], found[-1], slow.step(actions)[0]))
+        view = self._images.copy()
+        ended = self.over.copy()
+        views = np.zeros((self.num_envs, self.config.action_repeat - 1, *view.shape[1:]), np.uint8)
+        for frame in range(self.config.action_repeat - 1):
+            next_view, *_ = slow.step(actions)
+            view = np.where(ended[:, None, None, None], view, next_view)
             ended |= slow.over
-        return np.stack(found, axis=1)[:, 1:]
+            views[:, frame] = view
+        return views
 
     def counterfactuals(self, states: Sequence[dict[str, NDArray[Any]]]) -> list[tuple[int, NDArray[np.uint8]]]:
         """What the first environment would have shown, with the other of a choice's two objects as the example.
@@ -234,22 +254,29 @@ class RoomsVectorEnv(BatchedEnv):
         views up to the choice, [at most T, H, W, 3]. The room of the choice looks the same. Where all rounds of an
         episode have one example, it is the other object in all.
         """
+        # The states of the first environment as those of as many environments as there are steps.
         rows = {name: np.concatenate([state[name][:1] for state in states]) for name in self.arrays}
-        visit, rounds = rows["visit"], np.cumsum(np.diff(rows["visit"], prepend=0) < 0)
-        choosing = np.isin(rows["room"], (level.ROOM_2, level.CHOSEN))
-        begins = np.flatnonzero(np.diff(np.where(choosing, visit, -1), prepend=-1))
-        found, drawn = [], RoomsVectorEnv(len(states), dataclasses.replace(self.config, own_view=False))
-        for begin, end in itertools.pairwise([*map(int, begins), len(states)]):
-            if choosing[begin]:
-                visits = visit[begin], visit[begin] - self.config.examples - 1  # of the choice and of its example
-                pair = (rounds == rounds[begin]) & np.isin(visit, visits)
-                everywhere, match, other = pair | (not self.config.redraw_match), *(rows[n] for n in ("match", "other"))
-                changed = {
-                    "match": np.where(everywhere, other[begin], match),
-                    "other": np.where(everywhere & (other == other[begin]), match[begin], other),
-                    "match_side": np.where(pair, 1 - rows["match_side"], rows["match_side"]),
-                }
-                found.append((begin, drawn.set_state(rows | changed)[:end]))
+        drawn = RoomsVectorEnv(len(states), dataclasses.replace(self.config, own_view=False))
+        visit = rows["visit"]
+        # The number of visits falls where a round begins.
+        rounds = np.cumsum(np.diff(visit, prepend=0) < 0)
+        is_choosing = np.isin(rows["room"], (level.ROOM_2, level.CHOSEN))
+        (changes,) = np.nonzero(np.diff(np.where(is_choosing, visit, -1), prepend=-1))
+
+        found: list[tuple[int, NDArray[np.uint8]]] = []
+        for begin, end in itertools.pairwise([*map(int, changes), len(states)]):
+            if not is_choosing[begin]:
+                continue
+            visit_of_example = visit[begin] - self.config.examples - 1
+            in_pair = (rounds == rounds[begin]) & np.isin(visit, (visit[begin], visit_of_example))
+            in_question = in_pair | (not self.config.redraw_match)
+            match, other = rows["match"], rows["other"]
+            changed = {
+                "match": np.where(in_question, other[begin], match),
+                "other": np.where(in_question & (other == other[begin]), match[begin], other),
+                "match_side": np.where(in_pair, 1 - rows["match_side"], rows["match_side"]),
+            }
+            found.append((begin, drawn.set_state(rows | changed)[:end]))
         return found
 
     @functools.cached_property
