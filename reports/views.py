@@ -3,6 +3,7 @@
 import base64
 import io
 import math
+from collections import defaultdict
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -137,17 +138,24 @@ def bars(vectors: np.ndarray, width: int) -> np.ndarray:
 
     A bar is an element over its largest absolute value among the T. Bars that do not fit beside each other are in rows.
     """
-    time, size = vectors.shape
+    num_steps, size = vectors.shape
     columns = min(size, width // 4)
-    rows = -(-size // columns)
-    high, wide = max(1, BARS // rows), width // columns
-    share: np.ndarray = vectors / np.maximum(np.abs(vectors).max(axis=0), 1e-9)
-    share = np.pad(share, [(0, 0), (0, rows * columns - size)]).reshape(time, rows, 1, columns)
-    levels = 1 - (np.arange(high) + 0.5) * (2 if share.min() < 0 else 1) / high
+    rows = math.ceil(size / columns)
+    high = max(1, BARS // rows)
+    wide = width // columns
+
+    # Shares of the greatest value, in a grid of bars; what fills up the last row is 0.
+    greatest = np.maximum(np.abs(vectors).max(axis=0), 1e-9)
+    share = np.pad(vectors / greatest, [(0, 0), (0, rows * columns - size)])
+    share = share.reshape(num_steps, rows, 1, columns)
+    # The level of each line of pixels, from 1 to -1, or to 0 if nothing is negative.
+    span = 2 if share.min() < 0 else 1
+    levels = 1 - (np.arange(high) + 0.5) * span / high
     levels = levels.round(9)[:, None]  # the middle one is exactly 0
-    lit = np.where(levels >= 0, share >= levels, share <= levels) | (levels == 0)
+    is_lit = np.where(levels >= 0, share >= levels, share <= levels) | (levels == 0)
     colours = np.where(levels >= 0, 1, 2)
-    shown = COLOURS[np.where(lit, colours, 0)].reshape(time, rows * high, columns, 3)
+
+    shown = COLOURS[np.where(is_lit, colours, 0)].reshape(num_steps, rows * high, columns, 3)
     shown = shown.repeat(wide, axis=2)
     shown[:, :, wide - 1 :: wide] = COLOURS[0]  # a gap between bars
     beside = np.full((*shown.shape[:2], width - columns * wide, 3), BACKGROUND, np.uint8)
@@ -156,15 +164,18 @@ def bars(vectors: np.ndarray, width: int) -> np.ndarray:
 
 def looks(recording: Recording, count: int) -> Iterator[list[Look]]:
     """For every step the `count` slots of earlier steps that are attended to most."""
+    num_layers = len(recording.attention)
     for step in range(len(recording.actions)):
-        sums: dict[tuple[str, int, int], float] = {}
+        # Slots of several layers that hold the same steps are one.
+        sums: dict[tuple[str, int, int], float] = defaultdict(float)
         for layer in recording.attention:
             kinds = np.repeat(recording.kinds, layer.sizes)
-            weights = layer.weights[step].mean(axis=0) / len(recording.attention)
-            for slot in np.flatnonzero((layer.steps[step, :, 0] >= 0) & (layer.steps[step, :, 1] < step)):
-                first, last = map(int, layer.steps[step, slot])
-                key = str(kinds[slot]), first, last
-                sums[key] = sums.get(key, 0.0) + float(weights[slot])
+            weights = layer.weights[step].mean(axis=0) / num_layers
+            first, last = layer.steps[step].T
+            is_earlier = (first >= 0) & (last < step)
+            for slot in np.flatnonzero(is_earlier):
+                key = (str(kinds[slot]), int(first[slot]), int(last[slot]))
+                sums[key] += float(weights[slot])
         best = sorted(sums.items(), key=lambda item: -item[1])[:count]
         yield [Look(weight, *key) for key, weight in best]
 
