@@ -18,7 +18,7 @@ def sizes(config: CoreConfig) -> dict[str, int]:
 
 
 @pytest.mark.parametrize("core", CORES)
-@pytest.mark.parametrize("num_bytes", [6_000, 40_000])
+@pytest.mark.parametrize("num_bytes", [6_000, 16_000])
 def test_no_more_fits_into_so_many_bytes(core: str, num_bytes: int) -> None:
     config = CORES[core]
     found = with_state_of(config, num_bytes)
