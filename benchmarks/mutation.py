@@ -119,6 +119,10 @@ ARGUED: dict[tuple[str, str], str] = {
         "agent/policies.py",
         "torch.zeros(parameters.shape[:-1], device=parameters.device) -> torch.zeros(parameters.shape[:-1])",
     ): "the tests that run without a GPU have one device",
+    (
+        "agent/teaching.py",
+        "1 -> 2",
+    ): "a mean over features and then over steps is that over steps and then over features",
 }
 """Reasons why nothing can notice a mutant, by its file and change (as in "survivors", without the line)."""
 

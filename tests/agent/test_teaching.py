@@ -9,6 +9,7 @@ from torch.distributions import Categorical, kl_divergence
 from agent import Agent, AgentConfig, Trajectory
 from agent.core import index_state, map_state
 from agent.policies import Choice
+from agent.popart import PopArt
 from agent.teaching import TaughtAgent, TaughtState
 from learner.config import LearnerConfig
 from learner.learner import Learner
@@ -83,6 +84,13 @@ def test_training_mode_is_that_of_all_but_the_teacher() -> None:
     assert not any(module.training for module in agent.teacher.modules())
     agent.eval()
     assert not any(module.training for module in agent.modules())
+
+
+def test_its_values_are_normalized_by_task() -> None:
+    config = AgentConfig(torso="small", torso_size=16, core=CORES["lstm"])
+    agent = TaughtAgent(config, (IMAGE, IMAGE), ACTIONS, popart_tasks=3)
+    assert isinstance(agent.value, PopArt)
+    assert len(agent.value.mean) == len(agent.teacher.value.mean) == 3
 
 
 def test_losses_are_computed_in_float32() -> None:
