@@ -122,7 +122,7 @@ ARGUED: dict[tuple[str, str], str] = {
     (
         "agent/teaching.py",
         "1 -> 2",
-    ): "a mean over features and then over steps is that over steps and then over features",
+    ): "means over features and then steps are those over steps and then features",
 }
 """Reasons why nothing can notice a mutant, by its file and change (as in "survivors", without the line)."""
 
