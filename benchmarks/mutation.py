@@ -92,7 +92,11 @@ TESTS: dict[str, list[str]] = {
     "reports/probes.py": ["tests/commands/test_probes.py"],
     "reports/scoreboard.py": ["tests/commands/test_suites.py"],
     "reports/statistics.py": ["tests/commands/test_statistics.py"],
-    "reports/tables.py": ["tests/commands/test_statistics.py", "tests/commands/test_pages.py"],
+    "reports/tables.py": [
+        "tests/commands/test_statistics.py",
+        "tests/commands/test_status.py",
+        "tests/commands/test_pages.py",
+    ],
     "sequences/learner.py": ["tests/sequences/test_learner.py", "tests/sequences/test_group.py"],
     "storage/exchange.py": ["tests/storage/test_exchange.py"],
     "training/curriculum.py": ["tests/training/test_curriculum.py", "tests/training/test_trainer.py"],
