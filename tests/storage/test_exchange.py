@@ -3,6 +3,7 @@
 import copy
 import importlib.util
 import json
+import logging
 import re
 import zlib
 from pathlib import Path
@@ -18,7 +19,7 @@ from agent.core import CORES as NAMES
 from agent.policies import Choice, Numbers
 from agent.trajectory import Observation
 from envs.words import VOCABULARY, hash_words, split_words
-from storage.exchange import KEY, describe, write_onnx, write_program
+from storage.exchange import KEY, _quiet, describe, write_onnx, write_program
 from tests.agent.cores import CONFIGS, SIZE
 
 CORES: dict[str, Any] = {name: next(iter(CONFIGS[name].values())) for name in NAMES}
@@ -175,6 +176,13 @@ def test_a_program_of_torch_acts_as_the_agent_does(tmp_path: Path) -> None:
         state = tuple(after)
         torch.testing.assert_close(parameters, expected[0], rtol=0, atol=1e-4)
         assert torch.equal(action, expected[1])
+
+
+def test_only_the_exporter_is_silenced() -> None:
+    before = logging.root.manager.disable
+    with _quiet():
+        assert not logging.getLogger("any").isEnabledFor(logging.WARNING)
+    assert logging.root.manager.disable == before
 
 
 def test_without_the_extra_one_line_says_what_is_missing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
