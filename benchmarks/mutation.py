@@ -95,6 +95,7 @@ TESTS: dict[str, list[str]] = {
     "reports/tables.py": [
         "tests/commands/test_statistics.py",
         "tests/commands/test_status.py",
+        "tests/commands/test_tasks.py",
         "tests/commands/test_pages.py",
     ],
     "sequences/learner.py": ["tests/sequences/test_learner.py", "tests/sequences/test_group.py"],
