@@ -18,7 +18,7 @@ P parameters, K columns.
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import groupby
 from typing import Literal, NamedTuple
 
@@ -250,17 +250,16 @@ class Joint(Policy):
         return total
 
     def entropy(self, parameters: Tensor) -> Tensor:
-        total = torch.zeros(parameters.shape[:-1], device=parameters.device)
-        for block, own in zip(self.blocks, self._split(parameters), strict=True):
-            by_column = block.entropies(own)
-            total = total + by_column.sum(dim=-1)
-        return total
+        return self._sum_over_columns(parameters, lambda block, own: block.entropies(own))
 
     def evenness(self, parameters: Tensor) -> Tensor:
+        return self._sum_over_columns(parameters, lambda block, own: block.evennesses(own))
+
+    def _sum_over_columns(self, parameters: Tensor, by_column: Callable[["_Block", Tensor], Tensor]) -> Tensor:
+        """The sum [...] of what is known of each column [..., K], given each block and its parameters."""
         total = torch.zeros(parameters.shape[:-1], device=parameters.device)
         for block, own in zip(self.blocks, self._split(parameters), strict=True):
-            by_column = block.evennesses(own)
-            total = total + by_column.sum(dim=-1)
+            total = total + by_column(block, own).sum(dim=-1)
         return total
 
     def effect(self, action: Tensor) -> Tensor:

@@ -82,9 +82,10 @@ class BackwardPass(NamedTuple):
 class ImpalaLearner:
     """Trains an agent on trajectories with V-trace.
 
-    The loss is policy gradient + baseline_cost * baseline - entropy_cost * entropy + the agent's own losses; those of
-    a teacher are multiplied by teacher_cost. The compression parameters receive gradients from their own loss only,
-    which gives no gradient to other parameters; therefore their gradients are clipped separately.
+    The loss is policy gradient + baseline_cost * baseline - entropy_cost * entropy (or evenness, see
+    `LearnerConfig.exploration`) + the agent's own losses; those of a teacher are multiplied by teacher_cost.
+    The compression parameters receive gradients from their own loss only, which gives no gradient to other parameters;
+    therefore their gradients are clipped separately.
 
     Args:
         agent: called as `agent(observation, last_action, last_reward, reset, state)`; has a `distribution` of
@@ -265,6 +266,7 @@ class ImpalaLearner:
         # The three losses of section 4.2. PopArt's are in units of the standard deviation of the task's value targets.
         policy = losses.policy_gradient_loss(forward.log_probs, advantages, mask, config.reduction)
         baseline = losses.baseline_loss(values / scale, returns.vs / scale, mask, config.reduction)
+        # The entropy is always measured, and is the bonus by default.
         bonus = entropy
         if config.exploration == "evenness":
             bonus = self._distribution.evenness(forward.policy)

@@ -4,6 +4,8 @@ import json
 import re
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,7 +17,7 @@ from reports.comparison import KIND
 from reports.episode import page_data
 from reports.headline import headline
 from reports.pages import packed, write_page
-from reports.report import CHARTS, attention_by_bucket, changed_settings, pages_about, references
+from reports.report import CHARTS, _bucket_sums, attention_by_bucket, changed_settings, pages_about, references
 from reports.tables import with_interval
 from reports.views import BARS
 from sequences.kinds import PRESETS
@@ -325,3 +327,13 @@ def test_tensorboard_has_the_attention_and_charts(finished: tuple[Path, str]) ->
             found = [tag for tag in tags["scalars"] if any(re.match(part, tag) for part in chart.multiline.tag)]
             unused += [] if found else [chart.title]
     assert unused == ["return by task"]
+
+
+def test_each_kind_of_slots_has_its_own_buckets() -> None:
+    """Two heads and two steps, of which the second counts: compressed slots 1 and 2, memory 4 to 7, the segment 9."""
+    weights = np.zeros((2, 2, 7))
+    weights[1] = [1, 2, 4, 5, 6, 7, 9]
+    layer: Any = SimpleNamespace(weights=weights, sizes=(2, 4, 1))
+    kinds = ("compressed", "memory", "segment")
+    sums = _bucket_sums(layer, np.array([False, True]), kinds, {"compressed": 2, "memory": 2, "segment": 1})
+    assert sums == [1, 2, 9, 13, 9]
