@@ -106,6 +106,9 @@ def concatenate_states(states: Sequence[State]) -> State:
 
 def index_state(state: State, index: slice | Tensor | list[int]) -> State:
     """Selects rows of the batch; `index` is a slice, an index tensor or a list of ints (an int would drop the axis)."""
+    if isinstance(index, Tensor) and index.dtype == torch.int64:
+        # Whole rows are copied; with brackets each byte of an image would be, at a third of the speed on a CPU.
+        return map_state(lambda leaf: leaf.index_select(0, index.to(leaf.device)), state)
     return map_state(lambda leaf: leaf[index], state)
 
 
