@@ -187,6 +187,7 @@ def parse_launch(words: Sequence[str]) -> LaunchOptions:
 
 def parse(kind: Any, prog: str, words: Sequence[str], **options: Any) -> Any:
     """`tyro.cli` with condensed error messages and abbreviated numbers."""
+    _require_once(kind, words)
     message = io.StringIO()
     config = (tyro.conf.AvoidSubcommands, tyro.conf.FlagCreatePairsOff)
     try:
@@ -196,6 +197,15 @@ def parse(kind: Any, prog: str, words: Sequence[str], **options: Any) -> Any:
         if not stop.code:
             raise  # --help
         raise UserError(f"{_condense(message.getvalue(), kind)} (see {prog} --help)") from None
+
+
+def _require_once(kind: Any, words: Sequence[str]) -> None:
+    """Raises a UserError if an option with several values is given twice: tyro would forget the first ones."""
+    typed = [word.partition("=")[0].replace("_", "-") for word in words]
+    for name, hint in _options(kind):
+        times = typed.count(f"--{name}")
+        if typing.get_origin(hint) is tuple and times > 1:
+            raise UserError(f"{name}: expected once, with all values behind it (--{name} A B), got it {times} times")
 
 
 def _with_numbers_of_actors(words: Sequence[str]) -> Iterator[str]:
@@ -234,8 +244,14 @@ def _condense(frame: str, kind: Any) -> str:
     return f"{message}; perhaps you meant {' or '.join(meant[:3])}"
 
 
-def option_names(kind: Any, prefix: str = "") -> Iterator[str]:
+def option_names(kind: Any) -> Iterator[str]:
     """Names of all options of a dataclass, as in "agent.core.memory-size", without those of positional arguments."""
+    for name, _ in _options(kind):
+        yield name
+
+
+def _options(kind: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """As `option_names`, each with its type; that of an option that may be given often is None."""
     for field, hint in typing.get_type_hints(kind, include_extras=True).items():
         marks = getattr(hint, "__metadata__", ())
         if tyro.conf.Positional in marks or tyro.conf.Suppress in marks:
@@ -249,6 +265,7 @@ def option_names(kind: Any, prefix: str = "") -> Iterator[str]:
             parts = typing.get_args(hint)
         groups = [part for part in parts if dataclasses.is_dataclass(part)]
         for group in groups:
-            yield from option_names(group, f"{prefix}{name}.")
+            yield from _options(group, f"{prefix}{name}.")
         if not groups:
-            yield f"{prefix}{name.strip('_')}".replace("_", "-")
+            spelled = f"{prefix}{name.strip('_')}".replace("_", "-")
+            yield spelled, None if tyro.conf.UseAppendAction in marks else hint
