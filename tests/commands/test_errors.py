@@ -56,7 +56,7 @@ TYPED: dict[str, list[tuple[str, str]]] = {
         ("--local --env diagnostic:recall,reward=much", "reward: expected a number, got 'much'"),
         ("--local --actors 2..4", "expected one number of actors, got 2..4"),
         ("--local --actors.gpus 1", "gpus: expected 0 for actors in this process"),
-        ("--stages 'rooms:small until frames 3' --stages 'rooms:full until frames 3'", "stages: expected once, with all"),
+        ("--stages 'A until frames 3' --stages 'B until frames 3'", "stages: expected once, with all values behind it"),
         ("--framez 3", "perhaps you meant --frames"),
         ("--lr 3", "perhaps you meant --learner.learning-rate"),
         ("runs/a", "runs/a"),
