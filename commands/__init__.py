@@ -51,7 +51,8 @@ TALKATIVE = ("httpx", "httpx2", "matplotlib.font_manager")
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Entry point of the console command `compressive`."""
-    name, *words = list(sys.argv[1:] if arguments is None else arguments) or ["help"]
+    typed = sys.argv[1:] if arguments is None else arguments
+    name, *words = typed or ["help"]
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # the terminal may lack a character, or a name not be valid text
             stream.reconfigure(errors="backslashreplace")
@@ -59,8 +60,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if name in ("-h", "--help", "help"):
             print(USAGE, end="")
         elif name == "--version":
-            found = [each.version for each in distributions(name="compressive-impala")]
-            print("compressive", found[0] if found else "(not installed)")  # as in a Ray job
+            versions = [found.version for found in distributions(name="compressive-impala")]
+            print("compressive", *(versions[:1] or ["(not installed)"]))  # it is not in a Ray job
         else:
             _run(name, words)
         sys.stdout.flush()
@@ -88,8 +89,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def _run(name: str, words: list[str]) -> None:
     if name not in COMMANDS:
-        close = difflib.get_close_matches(name, COMMANDS, 1)
-        hint = f"perhaps you meant {close[0]}" if close else "see compressive --help"
+        hint = "see compressive --help"
+        for close in difflib.get_close_matches(name, COMMANDS, 1):
+            hint = f"perhaps you meant {close}"
         raise UserError(f"expected a command out of {', '.join(COMMANDS)}, got {name!r} ({hint})")
     from commands.parsing import parse_command
 
@@ -104,8 +106,13 @@ def _run(name: str, words: list[str]) -> None:
     threading.excepthook = _thread_failed
     ensure_cache_folder()
     # The user's own environments are found in the working directory. It is last, so that it hides no package.
-    sys.path += [path for path in (str(Path(__file__).parents[1]), os.getcwd()) if path not in ("", *sys.path)]
-    getattr(importlib.import_module(f"commands.{COMMANDS[name]}"), COMMANDS[name])(*options)
+    for path in (str(Path(__file__).parents[1]), os.getcwd()):
+        if path not in sys.path:
+            sys.path.append(path)
+
+    module = importlib.import_module(f"commands.{COMMANDS[name]}")
+    command = getattr(module, COMMANDS[name])
+    command(*options)
 
 
 class _Log(logging.StreamHandler):
@@ -120,8 +127,12 @@ def _fail(message: str, status: int) -> None:
     """Ends the program with a message; status 2 stands for one line, of which the middle is left out if it is long."""
     from storage.files import redact  # here, because --help must be fast
 
-    line = redact(" ".join(message.split()) if status == 2 else message)
-    print("compressive:", line if len(line) <= 2000 else f"{line[:1500]} ... {line[-400:]}", file=sys.stderr)
+    if status == 2:
+        message = " ".join(message.split())
+    message = redact(message)
+    if len(message) > 2000:
+        message = f"{message[:1500]} ... {message[-400:]}"
+    print("compressive:", message, file=sys.stderr)
     sys.exit(status)
 
 

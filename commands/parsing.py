@@ -76,12 +76,15 @@ def parse_command(name: str, words: Sequence[str]) -> tuple[Any, ...]:
         return options, rest, shlex.join(["compressive", "compare", *words])
     if name in OPTIONS:
         return (parse(OPTIONS[name], f"compressive {name}", words),)
+
+    # A command of commands, such as `text train`.
     part, *rest = words or ["help"]
     parts = {command.split()[1]: kind for command, kind in OPTIONS.items() if command.startswith(f"{name} ")}
     if part in HELP:
         print(f"usage: compressive {name} COMMAND [OPTIONS]\n")
         for part, kind in parts.items():
-            print(f"  {part:<9}{' '.join(kind.__doc__.partition('.')[0].split())}")
+            first_sentence = kind.__doc__.partition(".")[0]
+            print(f"  {part:<9}{' '.join(first_sentence.split())}")
         print(f"\n`compressive {name} COMMAND --help` explains a command's options.")
         sys.exit()
     if part not in parts:
@@ -166,23 +169,43 @@ ON_RAY |= {"learner_placement", "learner_labels"}
 def parse_launch(words: Sequence[str]) -> LaunchOptions:
     """The options of `launch`; see `parse_train`. The code of an environment that a run names must be allowed."""
     options: LaunchOptions = parse_train("launch", words)
-    for word in words:
-        if options.in_process and word.partition("=")[0].removeprefix("--").replace("-", "_") in ON_RAY:
-            mode = "--local" if options.local else "--resident"
-            raise UserError(f"{mode} acts in this process, without a cluster: {word} has no effect there")
+    if options.in_process:
+        _require_no_cluster(options, words)
     if options.resume:
-        from envs import require_consent
-
-        typed = {word.partition("=")[0] for word in words}
-        allowed = [options.allow, options.env if "--env" in typed else None]
-        allowed += options.environments[:-1] if "--stages" in typed else ()
-        allowed += [options.eval_env] if "--eval-env" in typed else ()
-        url = options.checkpoint_url if "--checkpoint-url" in typed else options.resume
-        with user_errors():
-            for env in options.named_environments:
-                require_consent(env, *allowed)
-            checkpoint_place(options, Run(options.resume), options.allow, url)
+        _require_allowed(options, options.resume, words)
     return options
+
+
+def _require_no_cluster(options: LaunchOptions, words: Sequence[str]) -> None:
+    """Raises a UserError for an option that has no effect in one process."""
+    mode = "--resident"
+    if options.local:
+        mode = "--local"
+    for word in words:
+        name = word.partition("=")[0].removeprefix("--").replace("-", "_")
+        if name in ON_RAY:
+            raise UserError(f"{mode} acts in this process, without a cluster: {word} has no effect there")
+
+
+def _require_allowed(options: LaunchOptions, run: str, words: Sequence[str]) -> None:
+    """Raises a UserError if the run that is resumed names code or a place of checkpoints that the user did not name."""
+    from envs import require_consent
+
+    # What the user typed is allowed; what only the run says is not.
+    allowed = [options.allow]
+    if _is_given("env", words):
+        allowed.append(options.env)
+    if _is_given("stages", words):
+        allowed.extend(options.environments[:-1])
+    if _is_given("eval-env", words):
+        allowed.append(options.eval_env)
+    url: str | None = run
+    if _is_given("checkpoint-url", words):
+        url = options.checkpoint_url
+    with user_errors():
+        for env in options.named_environments:
+            require_consent(env, *allowed)
+        checkpoint_place(options, Run(run), options.allow, url)
 
 
 def parse(kind: Any, prog: str, words: Sequence[str], **options: Any) -> Any:
@@ -191,8 +214,9 @@ def parse(kind: Any, prog: str, words: Sequence[str], **options: Any) -> Any:
     message = io.StringIO()
     config = (tyro.conf.AvoidSubcommands, tyro.conf.FlagCreatePairsOff)
     try:
+        args = list(_with_numbers_of_actors(words))
         with contextlib.redirect_stderr(message), _types:
-            return tyro.cli(kind, prog=prog, args=list(_with_numbers_of_actors(words)), config=config, **options)
+            return tyro.cli(kind, prog=prog, args=args, config=config, **options)
     except SystemExit as stop:
         if not stop.code:
             raise  # --help
@@ -229,14 +253,16 @@ def _condense(frame: str, kind: Any) -> str:
     _, *lines = [line.strip("│ ") for line in frame.splitlines()]  # without the upper edge and its title
     if not lines[0].strip("-"):  # the frame of a terminal that is not UTF-8 has a line below the title
         lines = lines[1:]
-    first_paragraph = re.split(r"\n(?:[─-]*\n)+", "\n".join(lines))[0]
-    message = " ".join(first_paragraph.split()).removesuffix(".")
+    paragraphs = re.split(r"\n(?:[─-]*\n)+", "\n".join(lines))
+    message = " ".join(paragraphs[0].split()).removesuffix(".")
 
     unknown = re.match(r"Unrecognized options: .*?--([\w.-]+)", message)
     if not unknown:
         return re.sub(r"^Error parsing (\w*(Options|Training|Compare): )?", "", message)
+
+    # Options whose words begin with the letters that were typed, as in --lr, and those that tyro proposes.
     _, _, typed = unknown[1].rpartition(".")
-    initials = r"\w*-".join(typed)  # as in --lr
+    initials = r"\w*-".join(typed)
     meant = [f"--{name}" for name in option_names(kind) if re.search(rf"(^|\.){initials}\w*$", name)]
     meant += [line.partition(" ")[0] for line in lines[1:] if line.startswith("--")]
     if not meant:
