@@ -50,7 +50,8 @@ def effects(agent: Agent, state: State, core_input: Tensor, action: Tensor, step
     """
     core = agent.core
     assert isinstance(core, Transformer)
-    of_first, own = steps[0], int(max(part[:, 1].max() for part in steps))
+    of_first = steps[0]
+    own = int(max(held[:, 1].max() for held in steps))  # the step itself
     units = _units(of_first, own)
     stretches = _stretches(units)
     ranges = np.concatenate([units, stretches])
@@ -58,23 +59,34 @@ def effects(agent: Agent, state: State, core_input: Tensor, action: Tensor, step
     # A row for each part of memory that is left out: ranges of steps, the kinds, and nothing.
     hidden = []
     for layer, held in zip(core.layers, steps):
-        overlaps = (held[None, :, 0] <= ranges[:, None, 1]) & (held[None, :, 1] >= ranges[:, None, 0])
-        overlaps &= (held[:, 0] >= 0)[None]
+        first, last = held.T
+        begins_before_end = first[None] <= ranges[:, 1, None]
+        ends_after_begin = last[None] >= ranges[:, 0, None]
+        is_held = first[None] >= 0
+        overlaps = begins_before_end & ends_after_begin & is_held
         of_kinds = np.repeat(np.eye(3, dtype=bool), layer.sizes.by_kind, axis=1)
         nothing = np.zeros((1, len(held)), bool)
         hidden.append(torch.from_numpy(np.concatenate([overlaps, of_kinds, nothing])))
-    odds = _log_odds(agent, _policy(agent, state, core_input, hidden), action)
+    parameters = _policy(agent, state, core_input, hidden)
+    odds = _log_odds(agent, parameters, action)
     falls = (odds[-1] - odds[:-1]).numpy()
 
     # Back to the slots of the first layer, of which several may hold the same steps.
-    by_range = {tuple(found): effect for found, effect in zip(units.tolist(), falls)}
+    by_range = {}
+    for (first, last), effect in zip(units.tolist(), falls):
+        by_range[first, last] = effect
     of_slots = np.array([by_range.get((first, last), 0.0) for first, last in of_first.tolist()], np.float32)
-    of_stretches = falls[len(units) : len(ranges)]
-    stretch, most = np.array([-1, -1]), 0.0
+
+    stretch = np.array([-1, -1])
+    most = 0.0
     if len(stretches):
+        of_stretches = falls[len(units) : len(ranges)]
         best = int(of_stretches.argmax())
-        stretch, most = stretches[best], float(of_stretches[best])
-    return Effects(of_slots, falls[len(ranges) :].astype(np.float32), stretch, most)
+        stretch = stretches[best]
+        most = float(of_stretches[best])
+
+    of_kinds = falls[len(ranges) :].astype(np.float32)
+    return Effects(of_slots, of_kinds, stretch, most)
 
 
 def _units(held: np.ndarray, own: int) -> np.ndarray:
@@ -87,21 +99,32 @@ def _stretches(units: np.ndarray) -> np.ndarray:
     """All longest runs of units that hold up to `STRETCH` steps, or one unit that holds more, [N, 2]."""
     found = []
     for first, last in units.tolist():
-        ends = units[(units[:, 0] >= first) & (units[:, 1] < first + STRETCH), 1]
-        found.append((first, int(ends.max()) if len(ends) else last))
+        fits = (units[:, 0] >= first) & (units[:, 1] < first + STRETCH)
+        end = last
+        if fits.any():
+            end = int(units[fits, 1].max())
+        found.append((first, end))
     return np.array(found, int).reshape(-1, 2)
 
 
 def _policy(agent: Agent, state: Any, core_input: Tensor, hidden: list[Tensor]) -> Tensor:
     """Parameters of the policy [rows, P], each row without its hidden slots."""
-    core, rows, device = agent.core, len(hidden[0]), agent.policy.weight.device
-    plain = core.without_cache(state)
-    several = map_state(lambda leaf: leaf[:1].expand(rows, *leaf.shape[1:]).contiguous(), plain)
+    core = agent.core
+    device = agent.policy.weight.device
+    rows = len(hidden[0])
+
+    def repeated(leaf: Tensor) -> Tensor:
+        """The first row as all rows."""
+        return leaf[:1].expand(rows, *leaf.shape[1:]).contiguous()
+
+    several = map_state(repeated, core.without_cache(state))
     inputs = core_input.to(device).expand(rows, 1, -1)
     reset = torch.zeros(rows, 1, dtype=torch.bool, device=device)
+    masks = [mask.to(device) for mask in hidden]
     with torch.no_grad():
-        features = core(inputs, reset, several, hidden=[part.to(device) for part in hidden]).features
-        return agent.act_on(features.to(inputs.dtype), inputs)[:, 0].cpu()
+        features = core(inputs, reset, several, hidden=masks).features
+        parameters = agent.act_on(features.to(inputs.dtype), inputs)
+    return parameters[:, 0].cpu()
 
 
 def _log_odds(agent: Agent, parameters: Tensor, action: Tensor) -> Tensor:
@@ -110,5 +133,7 @@ def _log_odds(agent: Agent, parameters: Tensor, action: Tensor) -> Tensor:
     if isinstance(agent.distribution, Categorical):
         chosen = exact.log_softmax(dim=-1)[:, int(action)]
         others = exact.index_fill(1, action.reshape(1), -torch.inf)
-        return chosen - (others.logsumexp(dim=-1) - exact.logsumexp(dim=-1))
-    return agent.distribution.log_prob(exact, action.to(exact.dtype)[None].expand(len(exact), -1))
+        not_chosen = others.logsumexp(dim=-1) - exact.logsumexp(dim=-1)
+        return chosen - not_chosen
+    actions = action.to(exact.dtype)[None].expand(len(exact), -1)
+    return agent.distribution.log_prob(exact, actions)

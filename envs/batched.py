@@ -46,9 +46,17 @@ class BatchedEnv(VectorEnv):
     ) -> None:
         if num_envs < 1:
             raise ValueError(f"num_envs: expected at least 1, got {num_envs}")
-        self.num_envs, self.arrays, self.over, self.counters = num_envs, arrays, over, counters or {}
-        shared = {"autoreset_mode": AutoresetMode.NEXT_STEP, "episode_metrics": tuple(self.counters)}
-        self.metadata = {"action_repeat": 1, **shared, **metadata}
+        self.num_envs = num_envs
+        self.arrays = arrays
+        self.over = over
+        self.counters = counters or {}
+        self.metadata = {
+            "action_repeat": 1,
+            "autoreset_mode": AutoresetMode.NEXT_STEP,
+            "episode_metrics": tuple(self.counters),
+            **metadata,
+        }
+
         self.single_observation_space = observation_space
         self.single_action_space = spaces.Discrete(num_actions)
         self.observation_space = batch_space(observation_space, num_envs)
@@ -85,14 +93,19 @@ class BatchedEnv(VectorEnv):
         """
         if options:
             raise ValueError(f"options: expected none, got {', '.join(options)}")
-        if isinstance(seed, (int, np.integer)):
-            seed = [self.entropy(int(seed), row) for row in range(self.num_envs)]  # type: ignore[misc]
-        seeds = [None] * self.num_envs if seed is None else list(seed)
+        seeds: list[Any]
+        if seed is None:
+            seeds = [None] * self.num_envs
+        elif isinstance(seed, (int, np.integer)):
+            seeds = [self.entropy(int(seed), row) for row in range(self.num_envs)]
+        else:
+            seeds = list(seed)
         if len(seeds) != self.num_envs:
             raise ValueError(f"seed: expected {self.num_envs} seeds, got {len(seeds)}")
         for row, entropy in enumerate(seeds):
             if entropy is not None or not self._reset_once:
                 self.arrays["rng"][row] = stream(entropy)
+
         self._reset_once = True
         self.over[:] = False
         self.begin(np.ones(self.num_envs, bool))
@@ -104,19 +117,23 @@ class BatchedEnv(VectorEnv):
         """One step of every row."""
         if not self._reset_once:
             raise RuntimeError("step() before reset()")
-        actions, most = np.asarray(actions), int(self.single_action_space.n) - 1  # type: ignore[attr-defined]
+        most = int(self.single_action_space.n) - 1  # type: ignore[attr-defined]
+        actions = np.asarray(actions)
         if actions.shape != (self.num_envs,) or actions.dtype.kind not in "iu":
             raise ValueError(f"actions: expected integers [{self.num_envs}], got {actions.dtype} {list(actions.shape)}")
         if actions.min() < 0 or actions.max() > most:
             raise ValueError(f"actions: expected 0..{most}, got {actions.min()}..{actions.max()}")
-        reward, terminated, truncated = self.advance(actions.astype(np.int64), self.over.copy())
+
+        begin = self.over.copy()
+        reward, terminated, truncated = self.advance(actions.astype(np.int64), begin)
         np.logical_or(terminated, truncated, out=self.over)
         return self.observe(), reward, terminated, truncated, self._infos()
 
     def _infos(self) -> dict[str, Any]:
         infos = {}
         for name, counter in self.counters.items():
-            infos[name], infos["_" + name] = counter.copy(), np.ones(self.num_envs, bool)
+            infos[name] = counter.copy()
+            infos["_" + name] = np.ones(self.num_envs, bool)  # gymnasium's mask of the rows that have the entry
         return infos
 
     def get_state(self) -> dict[str, NDArray]:
@@ -126,7 +143,8 @@ class BatchedEnv(VectorEnv):
     def set_state(self, state: dict[str, NDArray]) -> Any:
         """Continues from a state of `get_state` and returns its observations [N, ...]."""
         for name in sorted(self.arrays.keys() | state.keys()):
-            own, given = (np.asarray(arrays.get(name)) for arrays in (self.arrays, state))
+            own = np.asarray(self.arrays.get(name))
+            given = np.asarray(state.get(name))
             if (given.shape, given.dtype) != (own.shape, own.dtype):
                 raise ValueError(f"state[{name!r}]: expected {own.dtype} {own.shape}, got {given.dtype} {given.shape}")
         for name, own in self.arrays.items():
@@ -144,7 +162,10 @@ def stream(entropy: int | tuple[int, ...] | None) -> np.uint64:
 GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _MIX_1 = np.uint64(0xBF58476D1CE4E5B9)
 _MIX_2 = np.uint64(0x94D049BB133111EB)
-_30, _27, _31, _32 = np.uint64(30), np.uint64(27), np.uint64(31), np.uint64(32)
+_27 = np.uint64(27)
+_30 = np.uint64(30)
+_31 = np.uint64(31)
+_32 = np.uint64(32)
 
 
 @register_jitable

@@ -15,10 +15,14 @@ class DeviceRecall(DeviceEnv):
     """
 
     def __init__(self, task: Recall, device: torch.device | str = "cpu") -> None:
-        num_envs, symbols = task.num_envs, task.symbols
-        state = {name: torch.zeros(num_envs, dtype=torch.int64, device=device) for name in ("rng", *task.variables)}
-        super().__init__(num_envs, symbols, torch.zeros(num_envs, symbols + 1, device=device), state)
-        self.delay, self.worth, self._symbols = task.delay, task.reward, torch.arange(symbols, device=device)
+        state = {}
+        for name in ("rng", *task.variables):
+            state[name] = torch.zeros(task.num_envs, dtype=torch.int64, device=device)
+        observation = torch.zeros(task.num_envs, task.symbols + 1, device=device)
+        super().__init__(task.num_envs, task.symbols, observation, state)
+        self.delay = task.delay
+        self.worth = task.reward
+        self._symbols = torch.arange(task.symbols, device=device)
 
     def seed(self, seed: int) -> None:
         rows = [int(stream(seed + row).view("int64")) for row in range(self.num_envs)]
@@ -26,21 +30,33 @@ class DeviceRecall(DeviceEnv):
 
     def launch(self) -> None:
         rng, symbol, time = self.state.values()
+
+        # Rows that act: the answer to the question ends the episode.
         acts = ~self.begin & (self.action >= 0)
         asked = acts & (time == self.delay)
-        self.reward.copy_(self.worth * (asked & (self.action == symbol)))
+        right = asked & (self.action == symbol)
+        self.reward.copy_(self.worth * right)
         self.terminated.copy_(torch.where(self.begin | acts, asked, self.terminated))
         time += acts
+
+        # Rows that begin an episode: `envs.batched.draw`, whose stream moves in these alone.
         rng += self.begin * _GOLDEN
-        drawn = (_shifted(_mixed(rng), 32) * len(self._symbols)) >> 32
+        bits = _shifted(_mixed(rng), 32)
+        drawn = (bits * len(self._symbols)) >> 32
         symbol.copy_(torch.where(self.begin, drawn, symbol))
         time *= ~self.begin
-        self.observation[:, :-1] = (self._symbols == symbol[:, None]) & (time == 0)[:, None]
+
+        # The symbol is shown in the first step, the question after the delay.
+        one_hot = self._symbols == symbol[:, None]
+        at_start = (time == 0)[:, None]
+        self.observation[:, :-1] = one_hot & at_start
         self.observation[:, -1] = time == self.delay
 
 
 #: The constants of `envs.batched` as int64, in which sums and products have the same bits as in uint64.
-_GOLDEN, _MIX_1, _MIX_2 = (bits - 2**64 for bits in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB))
+_GOLDEN = 0x9E3779B97F4A7C15 - 2**64
+_MIX_1 = 0xBF58476D1CE4E5B9 - 2**64
+_MIX_2 = 0x94D049BB133111EB - 2**64
 
 
 def _shifted(z: Tensor, bits: int) -> Tensor:

@@ -101,10 +101,21 @@ def to_space(spec: Any) -> spaces.Space[Any]:
         return spaces.Discrete(spec.num_values, dtype=spec.dtype.type)
     if not isinstance(spec, specs.Array) or spec.dtype.kind not in "biuf":
         raise ValueError(f"expected specs of numbers, got {spec}")
-    bounds: dict[str, Any] = {"f": (-np.inf, np.inf), "b": (0, 1)}
-    low, high = bounds.get(spec.dtype.kind) or (np.iinfo(spec.dtype).min, np.iinfo(spec.dtype).max)
+
+    low: Any
+    high: Any
     if isinstance(spec, specs.BoundedArray):
-        low, high = (np.broadcast_to(bound, spec.shape) for bound in (spec.minimum, spec.maximum))
+        low = np.broadcast_to(spec.minimum, spec.shape)
+        high = np.broadcast_to(spec.maximum, spec.shape)
+    elif spec.dtype.kind == "f":
+        low = -np.inf
+        high = np.inf
+    elif spec.dtype.kind == "b":
+        low = 0
+        high = 1
+    else:
+        low = np.iinfo(spec.dtype).min
+        high = np.iinfo(spec.dtype).max
     return spaces.Box(low, high, spec.shape, spec.dtype.type)
 
 
@@ -115,12 +126,15 @@ class RoomsDmEnv(dm_env.Environment):
     """
 
     def __init__(self, config: RoomsConfig | str = "full", seed: int | None = None) -> None:
-        self._env, self._seed, self._over = RoomsEnv(config), seed, True
+        self._env = RoomsEnv(config)
+        self._seed = seed
+        self._over = True
 
     def reset(self) -> dm_env.TimeStep:
         """Begins an episode."""
         observation, _ = self._env.reset(seed=self._seed)
-        self._seed, self._over = None, False  # later episodes continue the stream
+        self._seed = None  # later episodes continue the stream
+        self._over = False
         return dm_env.restart(observation)
 
     def step(self, action: int) -> dm_env.TimeStep:
@@ -128,7 +142,9 @@ class RoomsDmEnv(dm_env.Environment):
         if self._over:
             return self.reset()
         observation, reward, self._over, _, _ = self._env.step(action)
-        return (dm_env.termination if self._over else dm_env.transition)(reward, observation)
+        if self._over:
+            return dm_env.termination(reward, observation)
+        return dm_env.transition(reward, observation)
 
     def observation_spec(self) -> specs.BoundedArray:
         """The view, pixels."""
@@ -165,7 +181,8 @@ def make_env(name: str, /, **fields: Any) -> gymnasium.Env[Any, Any]:
     """
     if not all(name.partition(":")):
         raise ValueError("expected a module and a constructor in it, as in dm:module:Class")
-    make = made = pkgutil.resolve_name(name)
+    make = pkgutil.resolve_name(name)
+    made = make
     if inspect.isfunction(make):
         with suppress(Exception):  # an annotation that cannot be read
             made = typing.get_type_hints(make).get("return")

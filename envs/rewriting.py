@@ -38,8 +38,13 @@ class EndlessTMaze(DiagnosticEnv):
     ) -> None:
         require_least(1, corridors=corridors, length=length)
         require_flag(uniform=uniform, position=position)
-        self.corridors, self.length, self.uniform, self.position = corridors, length, uniform, position
-        self.element_names = ("sign left", "sign right", "junction", *(["place"] if position else []))
+        self.corridors = corridors
+        self.length = length
+        self.uniform = uniform
+        self.position = position
+        self.element_names = ("sign left", "sign right", "junction")
+        if position:
+            self.element_names += ("place",)
         super().__init__(num_envs, spaces.Box(0, 1, (3 + position,), np.float32), 3)
 
     @staticmethod
@@ -50,12 +55,15 @@ class EndlessTMaze(DiagnosticEnv):
         return {"oracle": 1.0, "memoryless": guessed, "random": guessed}
 
     def begin(self, rows: NDArray[np.bool_]) -> None:
-        self.corridor[rows] = self.time[rows] = 0
+        self.corridor[rows] = 0
+        self.time[rows] = 0
         self._enter(rows)
 
     def _enter(self, rows: NDArray[np.bool_]) -> None:
         self.side[rows] = draw(self, rows, 2)
-        self.end[rows] = 1 + draw(self, rows, self.length) if self.uniform else self.length
+        self.end[rows] = self.length
+        if self.uniform:
+            self.end[rows] = 1 + draw(self, rows, self.length)
         self.place[rows] = 0
 
     def act(self, actions: NDArray[np.int64]) -> Step:
@@ -70,8 +78,11 @@ class EndlessTMaze(DiagnosticEnv):
         return right / self.corridors, over, late
 
     def observe(self) -> NDArray[np.float32]:
-        start = self.place == 0
-        seen = [start & (self.side == 0), start & (self.side == 1), self.place == self.end]
+        at_start = self.place == 0
+        sign_left = at_start & (self.side == 0)
+        sign_right = at_start & (self.side == 1)
+        at_junction = self.place == self.end
+        seen = [sign_left, sign_right, at_junction]
         if self.position:
             seen.append(self.place / self.length)
         return np.stack(seen, axis=1).astype(np.float32)
@@ -101,7 +112,9 @@ class Association(DiagnosticEnv):
     def __init__(self, num_envs: int, keys: int = 8, values: int = 4, steps: int = 64) -> None:
         require_least(1, keys=keys)
         require_least(2, values=values, steps=steps)
-        self.keys, self.values, self.steps = keys, values, steps
+        self.keys = keys
+        self.values = values
+        self.steps = steps
         self.shapes = {"value": (keys,)}
         super().__init__(num_envs, spaces.Box(0, 1, (keys + values,), np.float32), values)
 
@@ -138,10 +151,11 @@ class Association(DiagnosticEnv):
         return right / self.steps, over, np.zeros_like(over)
 
     def observe(self) -> NDArray[np.float32]:
-        seen = np.zeros((self.num_envs, self.keys + self.values), np.float32)
         rows = np.arange(self.num_envs)
+        seen = np.zeros((self.num_envs, self.keys + self.values), np.float32)
         seen[rows, self.key] = 1
-        seen[rows, self.keys + np.maximum(self._latest(), 0)] = self.asks == 0
+        value = np.maximum(self._latest(), 0)
+        seen[rows, self.keys + value] = self.asks == 0  # a question shows no value
         return seen
 
     def oracle_actions(self) -> NDArray[np.int64]:
@@ -193,8 +207,11 @@ class ColorCubes(DiagnosticEnv):
         if type(teleport) not in (int, float) or not 0 <= teleport <= 1:
             raise ValueError(f"teleport: expected a probability in 0..1, got {teleport!r}")
         require_flag(extreme=extreme)
-        self.size, self.colours, self.targets = size, colours, targets
-        self.teleport, self.extreme = float(teleport), extreme
+        self.size = size
+        self.colours = colours
+        self.targets = targets
+        self.teleport = float(teleport)
+        self.extreme = extreme
         self.shapes = {"cell": (colours,)}
         self.limit = 8 * size * targets
         features = 2 * size + colours + 1 + size * size * (colours + 1)
@@ -209,7 +226,9 @@ class ColorCubes(DiagnosticEnv):
     def begin(self, rows: NDArray[np.bool_]) -> None:
         self.row[rows] = draw(self, rows, self.size)
         self.column[rows] = draw(self, rows, self.size)
-        self.found[rows] = self.time[rows] = 0
+        self.found[rows] = 0
+        self.time[rows] = 0
+
         self.cell[rows] = -1
         for colour in range(self.colours):
             self._move(rows, np.full(self.num_envs, colour))
@@ -224,49 +243,70 @@ class ColorCubes(DiagnosticEnv):
         moved = colours[rows]
         others = self.cell[index].copy()
         others[np.arange(len(index)), moved] = -1
+        is_placed = others >= 0
+
         # The nth of the cells that are free: those before it that are taken, in order, put it off by one each.
-        free = draw(self, rows, self.size**2 - (others >= 0).sum(axis=1))
-        for taken in np.sort(np.where(others < 0, self.size**2, others), axis=1).T:
+        num_cells = self.size**2
+        free = draw(self, rows, num_cells - is_placed.sum(axis=1))
+        in_order = np.sort(np.where(is_placed, others, num_cells), axis=1)
+        for taken in in_order.T:
             free = free + (taken <= free)
         self.cell[index, moved] = free
 
     def act(self, actions: NDArray[np.int64]) -> Step:
         rows = np.arange(self.num_envs)
         every = np.ones(self.num_envs, bool)
+
         self.column[:] = np.clip(self.column + (actions == 0) - (actions == 1), 0, self.size - 1)
         self.row[:] = np.clip(self.row + (actions == 2) - (actions == 3), 0, self.size - 1)
-        takes = actions == 4
         here = self.row * self.size + self.column
+        takes = actions == 4
         right = takes & (self.cell[rows, self.target] == here)
         self.found += right
         self.time += 1
         over = (takes & ~right) | (self.found == self.targets)
         goes_on = right & ~over
         self._move(goes_on, self.target)
+
         # The next target is any other colour.
         step = 1 + draw(self, every, self.colours - 1)
         self.target[:] = np.where(goes_on, (self.target + step) % self.colours, self.target)
+
         # A cube that is not the target moves.
         chance = draw(self, every, 1_000_000) < round(1_000_000 * self.teleport)
-        other = (self.target + 1 + draw(self, every, self.colours - 1)) % self.colours
+        step = 1 + draw(self, every, self.colours - 1)
+        other = (self.target + step) % self.colours
         teleports = chance & ~goes_on & ~over
         self._move(teleports, other)
-        self.shown[:] = np.where(goes_on | teleports, 2 if self.extreme else 1, 0)
-        return right / self.targets, over, ~over & (self.time == self.limit)
+
+        how = 2 if self.extreme else 1
+        self.shown[:] = np.where(goes_on | teleports, how, 0)
+        late = ~over & (self.time == self.limit)
+        return right / self.targets, over, late
 
     def observe(self) -> NDArray[np.float32]:
-        size, colours, rows = self.size, self.colours, np.arange(self.num_envs)
-        place = np.zeros((self.num_envs, 2, size), np.float32)
-        place[rows, 0, self.row] = place[rows, 1, self.column] = 1
-        target = np.eye(colours, dtype=np.float32)[self.target]
-        cubes = np.zeros((self.num_envs, colours + 1, size * size), np.float32)
-        for colour in range(colours):
-            cubes[rows, colour, self.cell[:, colour]] = self.shown == 1
-            cubes[rows, colours, self.cell[:, colour]] = self.shown > 0
-        parts = (place.reshape(self.num_envs, -1), target, self.shown[:, None] > 0, cubes.reshape(self.num_envs, -1))
+        rows = np.arange(self.num_envs)
+        row = np.zeros((self.num_envs, self.size), np.float32)
+        row[rows, self.row] = 1
+        column = np.zeros((self.num_envs, self.size), np.float32)
+        column[rows, self.column] = 1
+        target = np.zeros((self.num_envs, self.colours), np.float32)
+        target[rows, self.target] = 1
+
+        # The cells of each colour, and after these of any colour, which are shown in the extreme variant as well.
+        any_colour = self.colours
+        cubes = np.zeros((self.num_envs, self.colours + 1, self.size * self.size), np.float32)
+        for colour in range(self.colours):
+            cell = self.cell[:, colour]
+            cubes[rows, colour, cell] = self.shown == 1
+            cubes[rows, any_colour, cell] = self.shown > 0
+
+        is_shown = self.shown[:, None] > 0
+        parts = (row, column, target, is_shown, cubes.reshape(self.num_envs, -1))
         return np.concatenate(parts, axis=1, dtype=np.float32)
 
     def oracle_actions(self) -> NDArray[np.int64]:
         cell = self.cell[np.arange(self.num_envs), self.target]
-        up, across = cell // self.size - self.row, cell % self.size - self.column
+        up = cell // self.size - self.row
+        across = cell % self.size - self.column
         return np.select([across > 0, across < 0, up > 0, up < 0], [0, 1, 2, 3], 4)
