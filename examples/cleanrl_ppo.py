@@ -12,6 +12,7 @@ Source: Schulman et al. 2017, arXiv:1707.06347.
 """
 
 import time
+from collections import defaultdict
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -76,9 +77,18 @@ class Pixels(nn.Module):
 
     def __init__(self, shape: tuple[int, ...], size: int) -> None:
         super().__init__()
-        convolutions = nn.Conv2d(shape[2], 16, 4, 2, 1), nn.Conv2d(16, 32, 3, 2, 1), nn.Conv2d(32, 32, 3, 1, 1)
-        self.layers = nn.Sequential(*(layer for each in convolutions for layer in (each, nn.ReLU())), nn.Flatten())
-        self.linear = layer_init(nn.Linear(self.layers(torch.zeros(1, shape[2], *shape[:2])).shape[1], size))
+        height, width, channels = shape
+        self.layers = nn.Sequential(
+            nn.Conv2d(channels, 16, 4, 2, 1),
+            nn.ReLU(),
+            nn.Conv2d(16, 32, 3, 2, 1),
+            nn.ReLU(),
+            nn.Conv2d(32, 32, 3, 1, 1),
+            nn.ReLU(),
+            nn.Flatten(),
+        )
+        features = self.layers(torch.zeros(1, channels, height, width)).shape[1]
+        self.linear = layer_init(nn.Linear(features, size))
 
     def forward(self, images: Tensor) -> Tensor:
         flat = images.flatten(0, -4).permute(0, 3, 1, 2) / 255
@@ -101,8 +111,9 @@ class Policy:
 
     def log_prob(self, actions: Tensor) -> Tensor:
         """[...], the sum over the parts."""
-        by_part = zip(self.parts, actions.split(self.columns, dim=-1))
-        return torch.stack([part.log_prob(own) for part, own in by_part]).sum(dim=0)
+        by_part = actions.split(self.columns, dim=-1)
+        found = [part.log_prob(own) for part, own in zip(self.parts, by_part)]
+        return torch.stack(found).sum(dim=0)
 
     def entropy(self) -> Tensor:
         """[...], the sum over the parts."""
@@ -122,10 +133,12 @@ class Actor(nn.Module):
         self.heads = nn.ModuleList()
         self.log_stds = nn.ParameterDict()
         for index, part in enumerate(parts):
-            outputs = part.size if isinstance(part, Choice) else len(part.low)
-            self.heads.append(layer_init(nn.Linear(size, outputs), std=0.01))
-            if not isinstance(part, Choice):
+            if isinstance(part, Choice):
+                outputs = part.size
+            else:
+                outputs = len(part.low)
                 self.log_stds[str(index)] = nn.Parameter(torch.zeros(outputs))
+            self.heads.append(layer_init(nn.Linear(size, outputs), std=0.01))
 
     def forward(self, features: Tensor) -> Policy:
         parts: list[Independent] = []
@@ -144,7 +157,8 @@ class Agent(nn.Module):
 
     def __init__(self, encoder: nn.Module, core: Core, model_size: int, space: Discrete | ActionVector) -> None:
         super().__init__()
-        self.encoder, self.core = encoder, core
+        self.encoder = encoder
+        self.core = core
         self.actor = Actor(space, model_size)
         self.critic = layer_init(nn.Linear(model_size, 1), std=1.0)
 
@@ -154,8 +168,10 @@ class Agent(nn.Module):
         `reset` [N, T] is true where an episode starts. Acting is the call with T = 1.
         """
         output = self.core(self.encoder(obs), reset, state)
-        losses = [loss.value for loss in output.losses.values()]
-        return output.features, output.state, torch.stack(losses).sum() if losses else torch.zeros(())
+        core_loss = torch.zeros(())
+        if output.losses:
+            core_loss = torch.stack([loss.value for loss in output.losses.values()]).sum()
+        return output.features, output.state, core_loss
 
 
 class Rollout(NamedTuple):
@@ -181,36 +197,52 @@ class Player:
     """N environments, their present observations, and the memory of each."""
 
     def __init__(self, envs: VectorEnv, agent: Agent, seed: int) -> None:
-        self.envs, self.agent = envs, agent
+        self.envs = envs
+        self.agent = agent
         self.obs = torch.as_tensor(envs.reset(seed=seed)[0].copy())
         self.reset = torch.ones(envs.num_envs, dtype=torch.bool)
         self.over = np.zeros(envs.num_envs, dtype=bool)
         self.state = agent.core.initial_state(envs.num_envs)
-        self.scores, self.returns = np.zeros(envs.num_envs), list[float]()
+        self.scores = np.zeros(envs.num_envs)
+        self.returns: list[float] = []
 
     @torch.no_grad()
     def rollout(self, steps: int) -> tuple[Rollout, Tensor]:
         """T steps, and the value [N] of the observations after them."""
-        begin, records = self.state, []
+        records: dict[str, list[Tensor]] = defaultdict(list)
+        begin = self.state
         state = self.agent.core.with_cache(begin)  # keys and values of the memory are projected once
         for _ in range(steps):
             features, state, _ = self.agent(self.obs[:, None], self.reset[:, None], state)
-            policy, value = self.agent.actor(features[:, 0]), self.agent.critic(features[:, 0])
+            policy = self.agent.actor(features[:, 0])
+            value = self.agent.critic(features[:, 0])[:, 0]
             action = policy.sample()
-            received = action[:, 0].long() if isinstance(self.envs.single_action_space, Discrete) else action
-            before = self.obs, self.reset, action, policy.log_prob(action), value[:, 0]
+            records["obs"].append(self.obs)
+            records["reset"].append(self.reset)
+            records["actions"].append(action)
+            records["logprobs"].append(policy.log_prob(action))
+            records["values"].append(value)
+
+            received = action
+            if isinstance(self.envs.single_action_space, Discrete):
+                received = action[:, 0].long()
             obs, reward, terminated, truncated, _ = self.envs.step(received.numpy())
-            self.obs, self.reset = torch.as_tensor(obs.copy()), torch.as_tensor(self.over)
+            self.obs = torch.as_tensor(obs.copy())
+            self.reset = torch.as_tensor(self.over)  # rows that were over have begun an episode in this step
             self.over = terminated | truncated
+            records["rewards"].append(torch.as_tensor(reward, dtype=torch.float32))
+            records["next_terminated"].append(torch.as_tensor(terminated))
+            records["valid"].append(~self.reset)
+
             self.scores += reward
             self.returns += self.scores[self.over].tolist()
             self.scores[self.over] = 0
-            after = torch.as_tensor(reward, dtype=torch.float32), torch.as_tensor(terminated), ~self.reset
-            records.append((*before, *after))
+
         self.state = self.agent.core.without_cache(state)
         features, _, _ = self.agent(self.obs[:, None], self.reset[:, None], self.state)
-        steps_by_field = (torch.stack(field, dim=1) for field in zip(*records))
-        return Rollout(begin, *steps_by_field), self.agent.critic(features[:, 0])[:, 0]
+        next_value = self.agent.critic(features[:, 0])[:, 0]
+        fields = {name: torch.stack(by_step, dim=1) for name, by_step in records.items()}
+        return Rollout(state=begin, **fields), next_value
 
 
 def advantages(rollout: Rollout, next_value: Tensor, args: Args) -> Tensor:
@@ -221,19 +253,24 @@ def advantages(rollout: Rollout, next_value: Tensor, args: Args) -> Tensor:
     values = torch.cat([rollout.values, next_value[:, None]], dim=1)
     goes_on = (~rollout.next_terminated).float()
     deltas = rollout.rewards + args.gamma * goes_on * values[:, 1:] - values[:, :-1]
-    advantage, found = torch.zeros_like(next_value), []
-    for delta, go, valid in zip(*(reversed(part.unbind(1)) for part in (deltas, goes_on, rollout.valid))):
-        advantage = valid * (delta + args.gamma * args.gae_lambda * go * advantage)
-        found.append(advantage)
-    return torch.stack(found[::-1], dim=1)
+
+    found = torch.zeros_like(deltas)
+    advantage = torch.zeros_like(next_value)
+    for step in reversed(range(deltas.shape[1])):
+        later = args.gamma * args.gae_lambda * goes_on[:, step] * advantage
+        advantage = rollout.valid[:, step] * (deltas[:, step] + later)
+        found[:, step] = advantage
+    return found
 
 
 def loss_of(agent: Agent, batch: Rollout, advantage: Tensor, target: Tensor, args: Args) -> Tensor:
     """PPO's loss of a minibatch of whole sequences, and the core's own losses."""
     features, _, core_loss = agent(batch.obs, batch.reset, batch.state)
-    policy, values = agent.actor(features), agent.critic(features)[..., 0]
+    policy = agent.actor(features)
+    values = agent.critic(features)[..., 0]
 
     def mean(part: Tensor) -> Tensor:
+        """Over the actions that took effect."""
         return part[batch.valid].mean()
 
     scaled = (advantage - mean(advantage)) / (advantage[batch.valid].std() + 1e-8)
@@ -246,7 +283,8 @@ def loss_of(agent: Agent, batch: Rollout, advantage: Tensor, target: Tensor, arg
 
 def update(agent: Agent, optimizer: torch.optim.Optimizer, rollout: Rollout, advantage: Tensor, args: Args) -> float:
     """Learns from a rollout `update_epochs` times; returns the last loss."""
-    targets, groups = advantage + rollout.values, parameter_groups(agent)
+    targets = advantage + rollout.values
+    groups = parameter_groups(agent)
     for _ in range(args.update_epochs):
         for rows in torch.randperm(args.num_envs).chunk(args.num_minibatches):
             batch = Rollout(index_state(rollout.state, rows), *(part[rows] for part in rollout[1:]))
@@ -263,14 +301,21 @@ def parameter_groups(agent: Agent) -> list[list[nn.Parameter]]:
     """The network's parameters, and those of the compression, which only the core's losses train."""
     compression = agent.core.compression_parameters()
     known = {id(parameter) for parameter in compression}
-    return [[parameter for parameter in agent.parameters() if id(parameter) not in known], compression]
+    others = [parameter for parameter in agent.parameters() if id(parameter) not in known]
+    return [others, compression]
 
 
 def make_agent(envs: VectorEnv, args: Args) -> Agent:
     """The network for these environments."""
     size = args.model_size
-    sizes = {"model_size": size, "num_layers": args.num_layers, "num_heads": 4, "mlp_size": 2 * size, "norm": "pre"}
-    sizes["segment_size"] = args.segment_size
+    sizes = {
+        "model_size": size,
+        "num_layers": args.num_layers,
+        "num_heads": 4,
+        "mlp_size": 2 * size,
+        "norm": "pre",
+        "segment_size": args.segment_size,
+    }
     core = make_core(matched_cores(sizes, args.memory_size, args.compressed_size)[args.core])
     encoder = make_encoder(envs.single_observation_space.shape, size)
     return Agent(encoder, core, size, envs.single_action_space)
@@ -279,25 +324,32 @@ def make_agent(envs: VectorEnv, args: Args) -> Agent:
 def main(args: Args) -> list[float]:
     """Trains, prints the mean return of the last 200 episodes, and returns the returns of all."""
     for name, divisor in (("num_steps", "segment_size"), ("num_envs", "num_minibatches")):
-        if getattr(args, name) % getattr(args, divisor):
-            raise SystemExit(
-                f"{name}: expected a multiple of {divisor} = {getattr(args, divisor)}, got {getattr(args, name)}"
-            )
+        number = getattr(args, name)
+        parts = getattr(args, divisor)
+        if number % parts:
+            raise SystemExit(f"{name}: expected a multiple of {divisor} = {parts}, got {number}")
+
     # One thread: several wait for each other wherever another program uses a core, and then take many times as long.
     torch.set_num_threads(1)
     torch.manual_seed(args.seed)
+
     envs = make_vector(args.env_id, args.num_envs)
     agent = make_agent(envs, args)
     optimizer = torch.optim.Adam(agent.parameters(), lr=args.learning_rate, eps=1e-5)
-    player, start = Player(envs, agent, args.seed), time.perf_counter()
-    updates = max(1, args.total_timesteps // (args.num_envs * args.num_steps))
+    player = Player(envs, agent, args.seed)
+
+    start = time.perf_counter()
+    steps_of_rollout = args.num_envs * args.num_steps
+    updates = max(1, args.total_timesteps // steps_of_rollout)
     for iteration in range(1, updates + 1):
         optimizer.param_groups[0]["lr"] = args.learning_rate * (1 - (iteration - 1) / updates)
         rollout, next_value = player.rollout(args.num_steps)
-        loss = update(agent, optimizer, rollout, advantages(rollout, next_value, args), args)
+        advantage = advantages(rollout, next_value, args)
+        loss = update(agent, optimizer, rollout, advantage, args)
         if iteration % 10 == 0 or iteration == updates:
-            steps, recent = iteration * args.num_envs * args.num_steps, player.returns[-200:]
-            score, speed = np.mean(recent or [np.nan]), steps / (time.perf_counter() - start)
+            steps = iteration * steps_of_rollout
+            score = np.mean(player.returns[-200:] or [np.nan])
+            speed = steps / (time.perf_counter() - start)
             print(f"{steps} steps  return {score:.2f}  loss {loss:.3f}  {speed:.0f} steps/s", flush=True)
     envs.close()
     return player.returns

@@ -66,7 +66,8 @@ class MemoryModule(TensorDictModuleBase):
 
     def __init__(self, core: Core, in_key: str, out_key: str, state_key: str = "memory") -> None:
         super().__init__()
-        self.core, self.state_key = FlatCore(core), state_key
+        self.core = FlatCore(core)
+        self.state_key = state_key
         self.in_keys: Any = [in_key, state_key, "is_init"]
         self.out_keys: Any = [out_key, ("next", state_key)]
 
@@ -76,14 +77,22 @@ class MemoryModule(TensorDictModuleBase):
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
         """One step of entries of any batch shape; in recurrent mode, windows [B, T]."""
-        inputs, state, reset = (tensordict[key] for key in self.in_keys)
+        in_key, state_key, reset_key = self.in_keys
+        out_key, next_state_key = self.out_keys
+        inputs = tensordict[in_key]
+        state = tensordict[state_key]
+        reset = tensordict[reset_key]
+
         if recurrent_mode():
             features, _ = self.core(inputs, reset[..., 0], state[:, 0])
-            return tensordict.set(self.out_keys[0], features)
-        flat = inputs.reshape(-1, 1, inputs.shape[-1]), reset.reshape(-1, 1), state.reshape(-1, state.shape[-1])
-        features, after = self.core(*flat)
-        tensordict.set(self.out_keys[0], features.reshape(*tensordict.shape, -1))
-        return tensordict.set(self.out_keys[1], after.reshape(state.shape))
+            return tensordict.set(out_key, features)
+
+        # All batch dimensions become one, and the window is one step long.
+        inputs_of_step = inputs.reshape(-1, 1, inputs.shape[-1])
+        reset_of_step = reset.reshape(-1, 1)
+        features, after = self.core(inputs_of_step, reset_of_step, state.reshape(-1, state.shape[-1]))
+        tensordict.set(out_key, features.reshape(*tensordict.shape, -1))
+        return tensordict.set(next_state_key, after.reshape(state.shape))
 
 
 def keep_first(data: TensorDictBase, key: str) -> TensorDictBase:
@@ -127,8 +136,9 @@ def head_of(spec: TensorSpec, size: int) -> tuple[nn.Module, list[str], type[Dis
     if isinstance(spec, CategoricalSpec):
         return nn.Linear(size, spec.space.n), ["logits"], Categorical
     head = nn.Sequential(nn.Linear(size, 2 * spec.shape[-1]), NormalParamExtractor())
-    bounded = isinstance(spec, Bounded) and bool(spec.space.low.isfinite().all())  # then by -1..1, as TanhNormal is
-    return head, ["loc", "scale"], TanhNormal if bounded else IndependentNormal
+    if isinstance(spec, Bounded) and spec.space.low.isfinite().all():  # by -1..1, as TanhNormal is
+        return head, ["loc", "scale"], TanhNormal
+    return head, ["loc", "scale"], IndependentNormal
 
 
 @dataclass
@@ -192,12 +202,14 @@ class Agent:
 
 def make_agent(env: EnvBase, args: Args) -> Agent:
     """The modules for an environment with vectors as observations."""
-    size, inputs = 64, env.observation_spec["observation"].shape[-1]
+    size = 64
     sizes = {"model_size": size, "num_layers": 1, "num_heads": 4, "mlp_size": 128, "segment_size": 8, "norm": "pre"}
     if args.core == "library":
         memory = LSTMModule(size, size, in_key="embedding", out_key="features")
     else:
-        memory = MemoryModule(make_core(matched_cores(sizes, 8, 4)[args.core]), "embedding", "features")
+        core = make_core(matched_cores(sizes, 8, 4)[args.core])
+        memory = MemoryModule(core, "embedding", "features")
+    inputs = env.observation_spec["observation"].shape[-1]
     encoder = nn.Sequential(nn.Linear(inputs, size), nn.ReLU(), nn.Linear(size, size))
     return Agent(encoder, memory, size, env.full_action_spec_unbatched)
 
@@ -219,27 +231,33 @@ def make_envs(args: Args) -> TransformedEnv:
 
 def learn(agent: Agent, loss: ClipPPOLoss, optimizer: torch.optim.Optimizer, data: TensorDictBase, args: Args) -> None:
     """PPO's epochs over the windows [N, T] of one batch of the collector."""
-    values, after = data["state_value"], data["next"]
-    data["advantage"], data["value_target"] = generalized_advantage_estimate(
+    after = data["next"]
+    advantage, target = generalized_advantage_estimate(
         args.gamma,
         args.gae_lambda,
-        values,
+        data["state_value"],
         agent.next_values(data),
         after["reward"],
         after["done"],
         after["terminated"],
     )
+    data["advantage"] = advantage
+    data["value_target"] = target
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+
+    # Our module needs the state of a window's first step alone; the library's own reads all of them.
     once = isinstance(agent.memory, MemoryModule)
-    data = keep_first(data, "memory") if once else data
+    if once:
+        data = keep_first(data, "memory")
     for _ in range(args.epochs):
         for rows in torch.randperm(len(data)).chunk(args.minibatches):
             batch = rows_of(data, rows, "memory") if once else data[rows]
             with set_recurrent_mode(True):
                 batch = agent.trunk(batch)
             parts = loss(batch)
+            total = parts["loss_objective"] + parts["loss_critic"] + parts["loss_entropy"]
             optimizer.zero_grad()
-            (parts["loss_objective"] + parts["loss_critic"] + parts["loss_entropy"]).backward()
+            total.backward()
             nn.utils.clip_grad_norm_(parameters, 0.5)
             optimizer.step()
 
@@ -249,6 +267,7 @@ def main(args: Args) -> list[tuple[int, float]]:
     # One thread: several wait for each other wherever another program uses a core, and then take many times as long.
     torch.set_num_threads(1)
     torch.manual_seed(args.seed)
+
     envs = make_envs(args)
     envs.set_seed(args.seed)
     agent = make_agent(envs, args)
@@ -256,14 +275,18 @@ def main(args: Args) -> list[tuple[int, float]]:
     loss = make_loss(agent)
     optimizer = torch.optim.Adam([*loss.parameters(), *agent.trunk.parameters()], lr=args.learning_rate)
     collector = Collector(envs, agent.acting, frames_per_batch=args.num_envs * args.window, total_frames=args.steps)
-    returns, steps, start = list[tuple[int, float]](), 0, time.perf_counter()
+
+    returns: list[tuple[int, float]] = []
+    steps = 0
+    start = time.perf_counter()
     for data in collector:
         steps += data.numel()
         scores = data["next", "episode_reward"][data["next", "done"]]
         returns.append((steps, scores.mean().item()))
         learn(agent, loss, optimizer, data, args)
         if len(returns) % 10 == 0:
-            mean, speed = np.nanmean([score for _, score in returns[-10:]]), steps / (time.perf_counter() - start)
+            mean = np.nanmean([score for _, score in returns[-10:]])
+            speed = steps / (time.perf_counter() - start)
             print(f"{steps} steps  return {mean:.2f}  {speed:.0f} steps/s", flush=True)
     collector.shutdown()
     return returns
