@@ -75,18 +75,29 @@ def balanced_weights(vectors: Tensor, centroids: Tensor, window: int) -> Tensor:
         centroids: [H, k, R].
         window: w; all n steps if there are fewer.
     """
-    steps, size = vectors.shape[2:]
-    # Sorted: only then is the triangular mask of line 22 one of time.
-    index = (centroids @ vectors.mT).topk(min(window, steps), dim=-1).indices.sort(dim=-1).values  # [B, H, k, w]
-    members = vectors.gather(2, index.flatten(2)[..., None].expand(-1, -1, -1, size)).unflatten(2, index.shape[2:])
-    # Vectors of `unit` have length 1, those of the paper's layer norm sqrt(R).
+    batch, heads, steps, size = vectors.shape
+    clusters = centroids.shape[1]
+    window = min(window, steps)
+
+    # The members of each cluster. Sorted: only then is the triangular mask of line 22 one of time.
+    nearest = (centroids @ vectors.mT).topk(window, dim=-1).indices
+    index = nearest.sort(dim=-1).values  # [B, H, k, w]
+    of_features = index.flatten(2)[..., None].expand(-1, -1, -1, size)
+    members = vectors.gather(2, of_features).unflatten(2, (clusters, window))  # [B, H, k, w, R]
+
+    # Attention within a cluster. Vectors of `unit` have length 1, those of the paper's layer norm sqrt(R).
     scores = (members @ members.mT) * size**0.5
-    later = torch.ones(index.shape[3], index.shape[3], dtype=torch.bool, device=index.device).triu(1)
-    weights = scores.masked_fill(later, -torch.inf).softmax(dim=-1)
-    pairs = (index[..., :, None] * steps + index[..., None, :]).flatten(2)
-    total = vectors.new_zeros(*vectors.shape[:2], steps * steps).scatter_add(2, pairs, weights.flatten(2))
+    later = torch.ones(window, window, dtype=torch.bool, device=index.device).triu(1)
+    weights = scores.masked_fill(later, -torch.inf).softmax(dim=-1)  # [B, H, k, w, w]
+
+    # Back to all pairs of steps, summed over the clusters.
+    query = index[..., :, None]
+    key = index[..., None, :]
+    pairs = (query * steps + key).flatten(2)
+    total = vectors.new_zeros(batch, heads, steps * steps).scatter_add(2, pairs, weights.flatten(2))
     total = total.unflatten(2, (steps, steps))
-    return total / total.sum(dim=-1, keepdim=True).clamp(min=1)  # the number of clusters that a step is in
+    memberships = total.sum(dim=-1, keepdim=True)  # the number of clusters that a step is in
+    return total / memberships.clamp(min=1)
 
 
 class BalancedLayer(nn.Module):
@@ -100,36 +111,56 @@ class BalancedLayer(nn.Module):
 
     def __init__(self, config: BalancedConfig, routing: int) -> None:
         super().__init__()
-        self.config, self.routing, size = config, routing, config.model_size
+        self.config = config
+        self.routing = routing
+        size = config.model_size
         self.norms = nn.ModuleList(nn.LayerNorm(size) for _ in range(2))
-        self.project, self.merge = nn.Linear(size, 3 * size), nn.Linear(size, size)
+        self.project = nn.Linear(size, 3 * size)
+        self.merge = nn.Linear(size, size)
         self.mlp = nn.Sequential(nn.Linear(size, 4 * size), nn.GELU(), nn.Linear(4 * size, size))
         self.register_buffer("centroids", unit(torch.randn(routing, config.clusters, size // config.num_heads)))
 
     def forward(self, x: Tensor) -> Tensor:
-        config, heads = self.config, self.config.num_heads
-        parts = self.project(self.norms[0](x)).chunk(3, dim=-1)
-        query, key, value = (part.unflatten(-1, (heads, -1)).transpose(1, 2) for part in parts)
-        near = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool, device=x.device).tril().triu(1 - config.local)
+        heads = self.config.num_heads
         local = heads - self.routing
+        steps = x.shape[1]
+
+        def by_head(part: Tensor) -> Tensor:
+            """[B, n, D] as [B, H, n, R]."""
+            return part.unflatten(-1, (heads, -1)).transpose(1, 2)
+
+        query, key, value = self.project(self.norms[0](x)).chunk(3, dim=-1)
+        query = by_head(query)
+        key = by_head(key)
+        value = by_head(value)
+
+        # Local heads: a band along the diagonal.
+        near = torch.ones(steps, steps, dtype=torch.bool, device=x.device).tril().triu(1 - self.config.local)
         scores = query[:, :local] @ key[:, :local].mT * key.shape[-1] ** -0.5
         weights = scores.masked_fill(~near, -torch.inf).softmax(dim=-1)
+
+        # Routing heads, whose queries are their keys as well.
         if self.routing:
             vectors = unit(query[:, local:])
-            weights = torch.cat([weights, balanced_weights(vectors, self.centroids, config.window)], dim=1)
+            routed = balanced_weights(vectors, self.centroids, self.config.window)
+            weights = torch.cat([weights, routed], dim=1)
             if self.training:
                 self._move_centroids(vectors.detach())
         self.weights = weights.detach()
-        x = x + self.merge((weights @ value).transpose(1, 2).flatten(2))
+
+        attended = (weights @ value).transpose(1, 2).flatten(2)
+        x = x + self.merge(attended)
         return x + self.mlp(self.norms[1](x))
 
     def _move_centroids(self, vectors: Tensor) -> None:
         """The moving average of the vectors that are nearest to each centroid: means, where eq. 9 has sums."""
-        nearest = (self.centroids @ vectors.mT).argmax(dim=2)
-        member = (nearest[:, :, None] == torch.arange(self.config.clusters, device=vectors.device)[:, None]).to(vectors)
+        clusters = torch.arange(self.config.clusters, device=vectors.device)
+        nearest = (self.centroids @ vectors.mT).argmax(dim=2)  # [B, H, n]
+        member = (nearest[:, :, None] == clusters[:, None]).to(vectors)  # [B, H, k, n]
         count = member.sum(dim=(0, 3))[..., None]
         means = torch.einsum("bhkn,bhnr->hkr", member, vectors) / count.clamp(min=1)
-        self.centroids.lerp_(torch.where(count > 0, means, self.centroids), 1 - self.config.decay)
+        target = torch.where(count > 0, means, self.centroids)
+        self.centroids.lerp_(target, 1 - self.config.decay)
 
 
 class BalancedTransformer(Core):
@@ -170,7 +201,11 @@ def teacher_forced(model: SequenceModel, tokens: Tensor) -> Tensor:
 
 def prefix_only(model: SequenceModel, tokens: Tensor) -> Tensor:
     """The same, each from its own prefix: n calls. These are the probabilities that sampling would draw from."""
-    return torch.stack([teacher_forced(model, tokens[:, : end + 1])[:, -1] for end in range(1, tokens.shape[1])], dim=1)
+    by_step = []
+    for end in range(2, tokens.shape[1] + 1):
+        nll = teacher_forced(model, tokens[:, :end])
+        by_step.append(nll[:, -1])
+    return torch.stack(by_step, dim=1)
 
 
 def divergence(first: Tensor, second: Tensor) -> float:
@@ -179,9 +214,10 @@ def divergence(first: Tensor, second: Tensor) -> float:
     The mean over all steps that both heads give weights to, NaN if there are none; at most ln 2.
     """
     both = (first.sum(dim=-1) > 0) & (second.sum(dim=-1) > 0)
-    p, q = first[both], second[both]
-    entropy = torch.special.entr(torch.stack([(p + q) / 2, p, q])).sum(dim=-1)
-    return float((entropy[0] - (entropy[1] + entropy[2]) / 2).mean())
+    p = first[both]
+    q = second[both]
+    entropy_of_mean, entropy_of_p, entropy_of_q = torch.special.entr(torch.stack([(p + q) / 2, p, q])).sum(dim=-1)
+    return float((entropy_of_mean - (entropy_of_p + entropy_of_q) / 2).mean())
 
 
 def divergences(layer: BalancedLayer) -> dict[str, float]:
@@ -198,8 +234,9 @@ def train(model: SequenceModel, draw: Callable[[int], Tensor], updates: int, row
     optimizer = torch.optim.Adam(model.parameters(), lr=learning_rate, betas=(0.9, 0.98))
     model.train()
     for update in range(updates):
-        share = min(10 * (update + 1) / updates, (1 + math.cos(math.pi * update / updates)) / 2)
-        optimizer.param_groups[0]["lr"] = learning_rate * share
+        warm_up = 10 * (update + 1) / updates
+        cosine = (1 + math.cos(math.pi * update / updates)) / 2
+        optimizer.param_groups[0]["lr"] = learning_rate * min(warm_up, cosine)
         loss = teacher_forced(model, draw(rows)).mean()
         optimizer.zero_grad()
         loss.backward()
@@ -222,15 +259,33 @@ def sequences(data: str, split: str, steps: int, generator: torch.Generator) -> 
         if 3 * side**2 != steps:
             raise ValueError(f"steps: expected 3 n^2, the bytes of an image of n x n pixels, got {steps}")
         config = replace(config, corpus=replace(config.corpus, height=side, width=side))
+
     found = open_data(config)
-    tokens, vocabulary = found.splits[split].tokens, found.make_model().vocabulary
+    vocabulary = found.make_model().vocabulary
+    tokens = found.splits[split].tokens
     tokens = tokens[tokens < vocabulary]  # without the starts of images, which are given
-    whole = torch.from_numpy(tokens[: len(tokens) // steps * steps].astype("int64")).view(-1, steps)
+    count = len(tokens) // steps
+    whole = torch.from_numpy(tokens[: count * steps].astype("int64")).view(count, steps)
 
     def draw(rows: int) -> Tensor:
-        return F.pad(whole[torch.randint(len(whole), (rows,), generator=generator)], (1, 0))
+        drawn = torch.randint(count, (rows,), generator=generator)
+        return F.pad(whole[drawn], (1, 0))
 
     return draw, vocabulary
+
+
+def bits_by_sequence(
+    measure: Callable[[SequenceModel, Tensor], Tensor], model: SequenceModel, parts: Sequence[Tensor]
+) -> Tensor:
+    """Bits a token of each sequence of some batches [rows, n + 1], by one of the two likelihoods."""
+    nats = torch.cat([measure(model, part).mean(dim=1) for part in parts])
+    return nats / math.log(2)
+
+
+def mean_and_error(bits: Tensor) -> dict[str, float]:
+    """The mean over the sequences, and its standard error."""
+    error = bits.std() / len(bits) ** 0.5
+    return {"bits": round(float(bits.mean()), 5), "error": round(float(error), 5)}
 
 
 @dataclass
@@ -267,32 +322,33 @@ def main(options: Options) -> dict[str, Any]:
     for heads, layers in options.routing:
         name = f"{heads} of {base.num_heads} heads route, in {layers} of {base.num_layers} layers"
         variants[name] = replace(base, routing_heads=heads, routing_layers=layers)
+
     held_out, _ = sequences(options.data, "test", options.steps, torch.Generator().manual_seed(options.seed + 10**6))
     tokens = torch.cat([held_out(1) for _ in range(options.measured)])
+    parts = tokens.split(options.rows)
+
     found: dict[str, Any] = {}
     for name, config in variants.items():
         draw, vocabulary = sequences(options.data, "train", options.steps, torch.Generator().manual_seed(options.seed))
         torch.manual_seed(options.seed)
-        model = SequenceModel(core := BalancedTransformer(config), vocabulary, tied=False)
+        core = BalancedTransformer(config)
+        model = SequenceModel(core, vocabulary, tied=False)
         begin = time.process_time()
         train(model, draw, options.updates, options.rows, options.learning_rate)
         seconds = time.process_time() - begin
         with torch.no_grad():
-            parts = tokens.split(options.rows)
-            teacher_forced(model, parts[0])
+            teacher_forced(model, parts[0])  # for the layers' weights
             apart = [divergences(layer) for layer in core.layers]
-            both = [torch.cat([measure(model, part).mean(dim=1) for part in parts]) for measure in MEASURES.values()]
-        both = [each / math.log(2) for each in both]
-        values = {**dict(zip(MEASURES, both)), "difference": both[1] - both[0]}
-        found[name] = {"cpu_seconds": round(seconds, 1), "divergence_by_layer": apart} | {
-            part: {"bits": round(float(each.mean()), 5), "error": round(float(each.std() / len(each) ** 0.5), 5)}
-            for part, each in values.items()
+            published = bits_by_sequence(teacher_forced, model, parts)
+            sampled = bits_by_sequence(prefix_only, model, parts)
+        found[name] = {
+            "cpu_seconds": round(seconds, 1),
+            "divergence_by_layer": apart,
+            "teacher_forced": mean_and_error(published),
+            "prefix_only": mean_and_error(sampled),
+            "difference": mean_and_error(sampled - published),  # leak and mismatch together
         }
     return {"data": options.data, "steps": options.steps, "updates": options.updates, "variants": found}
-
-
-MEASURES = {"teacher_forced": teacher_forced, "prefix_only": prefix_only}
-"""The two likelihoods. Their difference is leak and mismatch together."""
 
 
 if __name__ == "__main__":

@@ -27,11 +27,15 @@ from torch.nn import functional as F
 from agent.core import CompressiveTransformerConfig, RoutingTransformerConfig, make_core
 from benchmarks.common import markdown, picture, run
 
-TAGS, SYMBOLS, DISTRACTORS, ASKS = 8, 8, 8, 4
+TAGS = 8
+SYMBOLS = 8
+DISTRACTORS = 8
+ASKS = 4
 VOCABULARY = TAGS * SYMBOLS + TAGS + DISTRACTORS
 """Tokens: a cue is tag * SYMBOLS + symbol; then follow the tags that ask, and the distractors."""
 CHANCE = 1 / SYMBOLS
-STEPS, LONGEST = 192, 160
+STEPS = 192
+LONGEST = 160
 """Steps of a stream, and the longest delay in it."""
 DELAYS = torch.arange(8, LONGEST + 1, 8)
 """Delays at which recall is measured."""
@@ -54,28 +58,39 @@ def make_streams(delays: Tensor, generator: torch.Generator, longest: int = LONG
         generator: draws symbols, distractors and the times of cues.
         longest: the longest delay; streams are STEPS - LONGEST steps longer.
     """
-    rows, steps = torch.arange(delays.shape[0]), STEPS - LONGEST + longest
+    rows = torch.arange(delays.shape[0])
+    steps = STEPS - LONGEST + longest
     tokens = torch.randint(VOCABULARY - DISTRACTORS, VOCABULARY, (len(rows), steps), generator=generator)
-    asked, answers = torch.zeros_like(tokens), torch.zeros_like(tokens)
-    free = torch.ones_like(tokens, dtype=torch.bool)
+    asked = torch.zeros_like(tokens)
+    answers = torch.zeros_like(tokens)
+    is_free = torch.ones_like(tokens, dtype=torch.bool)
     for tag in range(TAGS):
+        # A cue, so early that the longest of its delays ends within the stream.
         symbol = torch.randint(SYMBOLS, rows.shape, generator=generator)
-        cue = (torch.rand(rows.shape, generator=generator) * (steps - delays[:, tag].amax(dim=1))).long()
-        shown = rows[free[rows, cue]]
-        free[shown, cue[shown]] = False
-        tokens[shown, cue[shown]] = tag * SYMBOLS + symbol[shown]
+        room = steps - delays[:, tag].amax(dim=1)
+        cue = (torch.rand(rows.shape, generator=generator) * room).long()
+        shown = rows[is_free[rows, cue]]
+        step = cue[shown]
+        is_free[shown, step] = False
+        tokens[shown, step] = tag * SYMBOLS + symbol[shown]
+
+        # The questions, in the rows that have the cue.
         for delay in delays[:, tag].unbind(dim=1):
-            row = shown[free[shown, (cue + delay)[shown]]]
-            step = (cue + delay)[row]
-            free[row, step] = False
-            tokens[row, step], asked[row, step], answers[row, step] = TAGS * SYMBOLS + tag, delay[row], symbol[row]
+            question = cue + delay
+            row = shown[is_free[shown, question[shown]]]
+            step = question[row]
+            is_free[row, step] = False
+            tokens[row, step] = TAGS * SYMBOLS + tag
+            asked[row, step] = delay[row]
+            answers[row, step] = symbol[row]
     return Streams(tokens, asked, answers)
 
 
 def training_streams(rows: int, generator: torch.Generator) -> Streams:
     """Streams of all delays, log-uniform: reading a memory must be learned before keeping it can be."""
     share = torch.rand(rows, TAGS, ASKS, generator=generator)
-    return make_streams(((LONGEST + 1) ** share).long().clamp(max=LONGEST), generator)
+    delays = ((LONGEST + 1) ** share).long().clamp(max=LONGEST)
+    return make_streams(delays, generator)
 
 
 def measured_streams(rows: int, generator: torch.Generator, delays: Tensor = DELAYS) -> Streams:
@@ -133,8 +148,12 @@ class Recaller(nn.Module):
     def forward(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
         """Logits of the symbols [B, T, SYMBOLS] at each step of new streams [B, T], and the core's loss."""
         reset = torch.zeros_like(tokens, dtype=torch.bool)
-        output = self.core(self.embedding(tokens), reset, self.core.initial_state(len(tokens)))
-        return self.read_out(output.features), sum((loss.value for loss in output.losses.values()), torch.zeros(()))
+        state = self.core.initial_state(len(tokens))
+        output = self.core(self.embedding(tokens), reset, state)
+        core_loss = torch.zeros(())
+        for loss in output.losses.values():
+            core_loss = core_loss + loss.value
+        return self.read_out(output.features), core_loss
 
 
 def train(
@@ -149,7 +168,8 @@ def train(
     for _ in range(updates):
         tokens, delays, answers = training_streams(rows, generator)
         logits, compression = network(tokens)
-        loss = F.cross_entropy(logits[delays > 0], answers[delays > 0])
+        is_asked = delays > 0
+        loss = F.cross_entropy(logits[is_asked], answers[is_asked])
         optimizer.zero_grad()
         (loss + compression).backward()
         optimizer.step()
@@ -163,10 +183,12 @@ def recall(network: Recaller, seed: int, rows: int = 64, batches: int = 8, delay
     generator = torch.Generator().manual_seed(seed + 1_000_000)
     network.eval()
     size = int(delays.max()) + 1
-    right, asked = torch.zeros(2, size)
+    right = torch.zeros(size)
+    asked = torch.zeros(size)
     for _ in range(batches):
         tokens, after, answers = measured_streams(rows, generator, delays)
-        hits = (network(tokens)[0].argmax(dim=-1) == answers).float()
+        logits, _ = network(tokens)
+        hits = (logits.argmax(dim=-1) == answers).float()
         asked += after.flatten().bincount(minlength=size)
         right += after.flatten().bincount(weights=hits.flatten(), minlength=size)
     return {delay: round(float(right[delay] / asked[delay]), 4) for delay in delays.tolist()}
@@ -177,8 +199,10 @@ def measure(job: tuple[str, int], options: "Options") -> dict[int, float]:
     torch.set_num_threads(1)
     name, seed = job
     network, _ = train(VARIANTS[name], seed, options.updates)
-    far = recall(network, seed, delays=torch.tensor([*DELAYS.tolist(), *options.farther])) if options.farther else {}
-    found = recall(network, seed) | {delay: far[delay] for delay in options.farther}
+    found = recall(network, seed)
+    if options.farther:
+        far = recall(network, seed, delays=torch.tensor([*DELAYS.tolist(), *options.farther]))
+        found |= {delay: far[delay] for delay in options.farther}
     print(f"{name}, seed {seed}: {min(found.values()):.0%} to {max(found.values()):.0%}", file=sys.stderr, flush=True)
     return found
 
@@ -186,28 +210,40 @@ def measure(job: tuple[str, int], options: "Options") -> dict[int, float]:
 def table(results: dict[str, list[dict[int, float]]]) -> str:
     """Recall in percent, mean over the seeds, as Markdown."""
     delays = [delay for delay in next(iter(results.values()))[0] if delay % 16 == 0]
-    rows = [
-        [
-            name,
-            reach(VARIANTS[name]) or "-",
-            *(round(100 * sum(run[delay] for run in runs) / len(runs)) for delay in delays),
-        ]
-        for name, runs in results.items()
-    ]
-    return markdown([["delay", "reach", *delays], *rows])
+    rows: list[list[Any]] = [["delay", "reach", *delays]]
+    for name, runs in results.items():
+        row: list[Any] = [name, reach(VARIANTS[name]) or "-"]
+        for delay in delays:
+            mean = sum(run[delay] for run in runs) / len(runs)
+            row.append(round(100 * mean))
+        rows.append(row)
+    return markdown(rows)
 
 
 def draw(path: Path, results: dict[str, list[dict[int, float]]]) -> None:
     """Recall against delay: the mean over the seeds and their range; dotted lines mark the reach."""
-    delays, note = DELAYS.tolist(), {"fontsize": 8, "color": "0.4"}
+    delays = DELAYS.tolist()
+    note = {"fontsize": 8, "color": "0.4"}
+    reaches = set[int]()
+    for name in results:
+        steps = reach(VARIANTS[name])
+        if steps is not None:
+            reaches.add(steps)
+
     with picture(path, size=(6.4, 3.6)) as axes:
         for index, (name, runs) in enumerate(results.items()):
             values = torch.tensor([[100 * run[delay] for delay in delays] for run in runs])
-            color, line = ("black", "--") if name == TRANSFORMER_XL else (f"C{index - 1}", "-")
-            style = {"color": color, "linestyle": line, "zorder": 3 - bool(index), "linewidth": 1.4, "marker": "."}
+            if name == TRANSFORMER_XL:
+                color = "black"
+                line = "--"
+            else:
+                color = f"C{index - 1}"
+                line = "-"
+            in_front = 3 if index == 0 else 2
+            style = {"color": color, "linestyle": line, "zorder": in_front, "linewidth": 1.4, "marker": "."}
             axes.plot(delays, values.mean(dim=0), label=name, **style)
             axes.fill_between(delays, values.amin(dim=0), values.amax(dim=0), color=color, alpha=0.15, linewidth=0)
-        for steps in sorted({steps for name in results if (steps := reach(VARIANTS[name])) is not None}):
+        for steps in sorted(reaches):
             axes.axvline(steps, color="0.6", linewidth=0.8, linestyle=":")
             axes.annotate(str(steps), (steps, 103), ha="center", va="bottom", **note)
         axes.axhline(100 * CHANCE, color="0.6", linewidth=0.8)

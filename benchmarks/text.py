@@ -12,7 +12,6 @@ and bz2 on the same held-out bytes, alone, and as what these add to the compress
 
 import bz2
 import dataclasses
-import itertools
 import lzma
 import sys
 import time
@@ -76,30 +75,39 @@ def variants(options: Options) -> dict[str, TextConfig]:
             learner = dataclasses.replace(learner, steps=steps, warmup_steps=warmup, decay_steps=steps - warmup)
         if fields.get("compression_loss") == "bptt":
             # Section 5.2: gradients reach compression over twice the segments; half the rows, so the same tokens.
-            rows, length = learner.batch_size // 2, 2 * learner.sequence_length
+            rows = learner.batch_size // 2
+            length = 2 * learner.sequence_length
             learner = dataclasses.replace(learner, batch_size=rows, sequence_length=length)
+        vocabulary = options.vocabulary if options.tokens == "subwords" else None
+        core_config = dataclasses.replace(preset.model.core, **fields)
         config = dataclasses.replace(
             preset,
             corpus=options.corpus,
             path=options.path,
             tokens=options.tokens,
-            vocabulary=options.vocabulary if options.tokens == "subwords" else None,
+            vocabulary=vocabulary,
             log_every=50,
             checkpoint_seconds=1e9,
             keep_checkpoints=1,
             learner=learner,
-            model=dataclasses.replace(preset.model, core=dataclasses.replace(preset.model.core, **fields)),
+            model=dataclasses.replace(preset.model, core=core_config),
         )
         return config.located(absolute)
 
-    pairs = TABLE_5 if options.compare == "compressions" else ()
-    found = {", ".join(pair): make("compressive", compression=pair[0], compression_loss=pair[1]) for pair in pairs}
-    return (found or {"compressive": make("compressive")}) | {"transformer-xl": make("transformer-xl")}
+    found = {}
+    if options.compare == "compressions":
+        for function, loss in TABLE_5:
+            found[f"{function}, {loss}"] = make("compressive", compression=function, compression_loss=loss)
+    else:
+        found["compressive"] = make("compressive")
+    found["transformer-xl"] = make("transformer-xl")
+    return found
 
 
 def compressors(corpus: Corpus) -> dict[str, float]:
     """Bits per byte of the test split by xz -9e and bz2 -9, alone and as what it adds to the training text."""
-    learned, held = (b"".join(document.read() for document in corpus[split]) for split in ("train", "test"))
+    learned = b"".join(document.read() for document in corpus["train"])
+    held = b"".join(document.read() for document in corpus["test"])
     programs: dict[str, Callable[[bytes], bytes]] = {
         "xz -9e": lambda data: lzma.compress(data, preset=9 | lzma.PRESET_EXTREME),
         "bz2 -9": lambda data: bz2.compress(data, 9),
@@ -115,19 +123,32 @@ def compressors(corpus: Corpus) -> dict[str, float]:
 def main(options: Options) -> dict[str, Any]:
     """Trains, measures, and returns the figures."""
     folder = options.out / time.strftime("%Y%m%d-%H%M%S")
-    grid = list(itertools.product(options.seeds, variants(options).items()))
-    names = {f"{name.replace(', ', '-')}-seed-{seed}": name for seed, (name, _) in grid}
-    trials = {name: dataclasses.replace(config, seed=seed) for name, (seed, (_, config)) in zip(names, grid)}
+    configs = variants(options)
+    names: dict[str, str] = {}  # the variant of each trial
+    trials: dict[str, TextConfig] = {}
+    for seed in options.seeds:
+        for name, config in configs.items():
+            trial = f"{name.replace(', ', '-')}-seed-{seed}"
+            names[trial] = name
+            trials[trial] = dataclasses.replace(config, seed=seed)
     sweep.begin(folder, trials, f"python -m benchmarks.text {' '.join(sys.argv[1:])}")
     compressive(["compare", "--resume", str(folder)])
     models: dict[str, list[dict[str, float]]] = defaultdict(list)
     for trial, name in names.items():
         found = read_run(folder / trial)
-        tokens, bits = found.rows[-1]["learner/tokens"], found.summary["bits_per_byte"]
-        models[name].append({"bits_per_byte": bits, "tokens_per_second": found.speed, "tokens": tokens})
-    baselines = compressors(load(options.corpus, Path(options.path) if options.path else None))
-    rows = [(name, round(bits, 4)) for name, bits in baselines.items()]
-    print(f"\n{markdown([('compressor', 'bits a byte'), *rows])}", file=sys.stderr)
+        figures = {
+            "bits_per_byte": found.summary["bits_per_byte"],
+            "tokens_per_second": found.speed,
+            "tokens": found.rows[-1]["learner/tokens"],
+        }
+        models[name].append(figures)
+
+    path = Path(options.path) if options.path else None
+    baselines = compressors(load(options.corpus, path))
+    rows: list[tuple[Any, Any]] = [("compressor", "bits a byte")]
+    for name, bits in baselines.items():
+        rows.append((name, round(bits, 4)))
+    print(f"\n{markdown(rows)}", file=sys.stderr)
     return {"compare": options.compare, "corpus": options.corpus, "compressors": baselines, "models": models}
 
 
