@@ -59,7 +59,8 @@ class Options:
 
 def step(envs: VectorEnv) -> Callable[[], float]:
     """A function that makes a step in all environments and returns their number."""
-    random, actions = np.random.default_rng(0), envs.single_action_space.n  # type: ignore[attr-defined]
+    random = np.random.default_rng(0)
+    actions = envs.single_action_space.n  # type: ignore[attr-defined]
     envs.reset(seed=0)
 
     def work() -> float:
@@ -72,9 +73,11 @@ def step(envs: VectorEnv) -> Callable[[], float]:
 def plain(spec: str) -> dict[str, VectorEnv]:
     """The library's own environment, where there is one."""
     kind, _, rest = spec.partition(":")
-    name = rest.partition(",")[0]
+    name, _, _ = rest.partition(",")
+    if kind != "gym":
+        return {}
     make = [lambda: gymnasium.make(name, disable_env_checker=True)] * ROWS
-    return {"plain": SyncVectorEnv(make)} if kind == "gym" else {}
+    return {"plain": SyncVectorEnv(make)}
 
 
 def speed(spec: str, seconds: float) -> dict[str, float] | str:
@@ -86,20 +89,30 @@ def speed(spec: str, seconds: float) -> dict[str, float] | str:
     rates = in_turns({name: step(each) for name, each in envs.items()}, seconds, clock=time.process_time)
     for each in envs.values():
         each.close()
-    ratio = {"of_plain": round(rates["steps_per_second"] / rates["plain"], 2)} if "plain" in rates else {}
-    return rounded(rates) | ratio
+    found = rounded(rates)
+    if "plain" in rates:
+        found["of_plain"] = round(rates["steps_per_second"] / rates["plain"], 2)
+    return found
 
 
 def score(config: RoomsConfig, episodes: int, oracle: bool) -> dict[str, float]:
     """Mean score, its standard error, and choices an episode; images are tiny, because they are not used."""
     blind = dataclasses.replace(config, image_height=8, image_width=8, hud=False)
-    env, random, total = RoomsVectorEnv(episodes, blind), np.random.default_rng(0), np.zeros(episodes)
+    env = RoomsVectorEnv(episodes, blind)
     env.reset(seed=0)
+    random = np.random.default_rng(0)
+    total = np.zeros(episodes)
     for _ in range(blind.episode_steps):
-        _, reward, _, _, infos = env.step(env.oracle_actions() if oracle else random.integers(0, 9, episodes))
+        actions = env.oracle_actions() if oracle else random.integers(0, 9, episodes)
+        _, reward, _, _, infos = env.step(actions)
         total += reward
-    found = {"score": total.mean(), "standard_error": total.std() / np.sqrt(episodes)}
-    return rounded(found | {name: infos[name].mean() for name in ("correct_choices", "wrong_choices")}, digits=3)
+    found = {
+        "score": total.mean(),
+        "standard_error": total.std() / np.sqrt(episodes),
+        "correct_choices": infos["correct_choices"].mean(),
+        "wrong_choices": infos["wrong_choices"].mean(),
+    }
+    return rounded(found, digits=3)
 
 
 def describe(config: RoomsConfig, episodes: int) -> dict[str, Any]:
@@ -116,7 +129,8 @@ def describe(config: RoomsConfig, episodes: int) -> dict[str, Any]:
 def main(options: Options) -> dict[str, Any]:
     """Measures and returns the figures."""
     speeds = {spec: speed(spec, options.seconds) for spec in options.specs}
-    return {"speed": speeds, "levels": {name: describe(VARIANTS[name], options.episodes) for name in options.levels}}
+    levels = {name: describe(VARIANTS[name], options.episodes) for name in options.levels}
+    return {"speed": speeds, "levels": levels}
 
 
 if __name__ == "__main__":

@@ -18,7 +18,10 @@ from PIL import Image
 from envs.rooms import RoomsConfig, RoomsVectorEnv
 from envs.rooms.level import ROOM_1, ROOM_2
 
-EVERY, ACROSS = 4, 8  # frames between pictures, pictures in a row
+EVERY = 4  # frames between pictures
+ACROSS = 8  # pictures in a row
+HEIGHT = 72
+WIDTH = 96
 #: Height of the player's origin above his feet in Lab, and of a standing player above the floor.
 ORIGIN = 24.125
 REGIONS = ("sky", "wall", "floor", "pad", "object", "hud")
@@ -32,22 +35,27 @@ def views(env: RoomsVectorEnv, state: dict[str, NDArray], items: NDArray, side: 
 
 def regions(env: RoomsVectorEnv, draw: Any) -> dict[str, NDArray[np.bool_]]:
     """Masks [N, H, W] of what `draw()` shows: the pixels that change if that part alone is painted otherwise."""
-    scene, masks = env.scene, {}
+    scene = env.scene
     plain = scene._replace(hud=False)
 
     def changed(first: Any, second: Any) -> NDArray[np.bool_]:
-        pictures = []
-        for env.scene in (first, second):
-            pictures.append(draw())
-        return (pictures[0] != pictures[1]).any(3)
+        env.scene = first
+        before = draw()
+        env.scene = second
+        after = draw()
+        return (before != after).any(3)
 
-    masks["hud"] = changed(scene, plain)
+    masks = {"hud": changed(scene, plain)}
     for name, field in (("sky", "sky"), ("wall", "wall"), ("floor", "floors")):
         black = np.zeros_like(getattr(scene, field))
-        masks[name] = changed(plain._replace(**{field: black}), plain._replace(**{field: black + 255}))
+        in_black = plain._replace(**{field: black})
+        in_white = plain._replace(**{field: black + 255})
+        masks[name] = changed(in_black, in_white)
     masks["pad"] = changed(plain, plain._replace(pads=scene.pads * (1, 1, 0, 1, 1)))
     masks["object"] = changed(plain._replace(unit=1e-3), plain)
     env.scene = scene
+
+    # A pixel belongs to one region: the display is before objects, these before pads, and these before the rest.
     masks["object"] &= ~masks["hud"]
     masks["pad"] &= ~(masks["hud"] | masks["object"])
     for name in ("sky", "wall", "floor"):
@@ -57,18 +65,35 @@ def regions(env: RoomsVectorEnv, draw: Any) -> dict[str, NDArray[np.bool_]]:
 
 def compared(rows: list[dict[str, Any]], sheet: NDArray[np.uint8]) -> tuple[NDArray, NDArray, dict[str, NDArray]]:
     """Pictures and our views [N, 72, 96, 3] of one script and the masks of regions."""
-    visits: list[int] = []  # number of the stay in a room
-    starts, room, begun = [], ROOM_2, 0  # when its objects appeared
-    for row in rows:
-        before, room = room, ROOM_1 if float(row["x"]) < 192 else ROOM_2
-        if room != before and room == ROOM_1:
-            begun = int(row["frame"])
-        visits.append((visits[-1] if visits else -1) + (room != before))
-        starts.append(begun)
-    places = [divmod(k, ACROSS) for k in range(len(rows[::EVERY]))]
-    pictures = np.stack([sheet[72 * a : 72 * a + 72, 96 * b : 96 * b + 96] for a, b in places]).astype(float)
+    # Of each frame: the number of the stay in a room, and when the objects of the level appeared.
+    stays = np.zeros(len(rows), np.int64)
+    starts = np.zeros(len(rows), np.int64)
+    room = ROOM_2
+    stay = -1
+    begun = 0
+    for index, row in enumerate(rows):
+        before = room
+        room = ROOM_1 if float(row["x"]) < 192 else ROOM_2
+        if room != before:
+            stay += 1
+            if room == ROOM_1:
+                begun = int(row["frame"])
+        stays[index] = stay
+        starts[index] = begun
+
+    # The pictures, without those of a single colour, and what belongs to them.
+    cut = []
+    for number in range(len(rows[::EVERY])):
+        top = HEIGHT * (number // ACROSS)
+        left = WIDTH * (number % ACROSS)
+        cut.append(sheet[top : top + HEIGHT, left : left + WIDTH])
+    pictures = np.stack(cut).astype(float)
     kept = np.flatnonzero(pictures.std((1, 2)).max(1) > 0)
-    pictures, visit, rows = pictures[kept], np.array(visits[::EVERY])[kept], [rows[::EVERY][k] for k in kept]
+    pictures = pictures[kept]
+    stays = stays[::EVERY][kept]
+    starts = starts[::EVERY][kept]
+    rows = [rows[::EVERY][index] for index in kept]
+
     env = RoomsVectorEnv(len(rows), RoomsConfig())
     env.reset(seed=0)
     state = env.get_state()
@@ -77,21 +102,33 @@ def compared(rows: list[dict[str, Any]], sheet: NDArray[np.uint8]) -> tuple[NDAr
     state["z"] = np.array([float(row["z"]) - ORIGIN for row in rows])
     state["room"] = np.where(state["x"] < 192, ROOM_1, ROOM_2)
     state["frame"] = np.array([int(row["frame"]) for row in rows])
-    state["shown"] = np.array(starts[::EVERY])[kept]
-    state["match_side"][:], state["taken"][:] = 0, -1
-    items, side = np.zeros((len(rows), 2), np.int64), np.zeros(len(rows), np.int64)
-    best = np.full(len(rows), np.inf)
+    state["shown"] = starts
+    state["match_side"][:] = 0
+    state["taken"][:] = -1
+
     # Fits the example and its side in the first room; the left and then the right object in the second.
+    items = np.zeros((len(rows), 2), np.int64)
+    side = np.zeros(len(rows), np.int64)
+    best = np.full(len(rows), np.inf)
     for place in (0, 1):
         for item, at in itertools.product(range(env.config.num_objects), (0, 1)):
-            tried, turned = items.copy(), side.copy()
-            tried[:, place], turned[:] = item, at if place == 0 else side
+            tried = items.copy()
+            tried[:, place] = item
+            turned = side.copy()
+            if place == 0:
+                turned[:] = at
             errors = np.abs(views(env, state, tried, turned) - pictures).mean((1, 2, 3))
-            for number in np.unique(visit):
-                mask = visit == number
+            for number in np.unique(stays):
+                mask = stays == number
                 if errors[mask].mean() < best[mask].mean():
-                    best[mask], items[mask], side[mask] = errors[mask], tried[mask], turned[mask]
-    return pictures, views(env, state, items, side), regions(env, lambda: views(env, state, items, side))
+                    best[mask] = errors[mask]
+                    items[mask] = tried[mask]
+                    side[mask] = turned[mask]
+
+    def fitted() -> NDArray[np.float64]:
+        return views(env, state, items, side)
+
+    return pictures, fitted(), regions(env, fitted)
 
 
 def measure(traces: dict[str, list[dict[str, Any]]], folder: Path, out: Path | None) -> dict[str, Any]:
@@ -106,23 +143,40 @@ def measure(traces: dict[str, list[dict[str, Any]]], folder: Path, out: Path | N
         ValueError: if there is no picture of any script.
     """
     found: dict[str, dict[str, list[float]]] = {}
-    for name, rows in traces.items():
-        name = re.sub("[^A-Za-z0-9]+", "-", name).strip("-")
-        if not (folder / f"{name}.png").exists():
+    for script, rows in traces.items():
+        name = re.sub("[^A-Za-z0-9]+", "-", script).strip("-")
+        path = folder / f"{name}.png"
+        if not path.exists():
             continue
-        pictures, ours, masks = compared(rows, np.array(Image.open(folder / f"{name}.png").convert("RGB")))
+        sheet = np.array(Image.open(path).convert("RGB"))
+        pictures, ours, masks = compared(rows, sheet)
         gaps = np.abs(ours - pictures).mean(3)
-        found[name] = {region: [gaps[mask].sum(), mask.sum()] for region, mask in masks.items()}
+        found[name] = {}
+        for region, mask in masks.items():
+            found[name][region] = [gaps[mask].sum(), mask.sum()]
         found[name]["all"] = [gaps.sum(), gaps.size]
         if out:
             out.mkdir(parents=True, exist_ok=True)
-            pairs = np.concatenate([pictures, ours], axis=1).transpose(1, 0, 2, 3).reshape(144, -1, 3)
-            Image.fromarray(pairs.astype(np.uint8)).save(out / f"{name}.png")
+            pairs = np.concatenate([pictures, ours], axis=1)  # ours below theirs
+            beside = pairs.transpose(1, 0, 2, 3).reshape(2 * HEIGHT, -1, 3)
+            Image.fromarray(beside.astype(np.uint8)).save(out / f"{name}.png")
     if not found:
         raise ValueError(f"--frames {folder}: expected a picture for a script of the traces, got none")
-    found["all"] = {part: np.sum([s[part] for s in found.values()], 0).tolist() for part in (*REGIONS, "all")}
-    gap = {name: {part: round(a / max(n, 1), 1) for part, (a, n) in parts.items()} for name, parts in found.items()}
-    return {
-        "difference": gap,
-        "pixels": {part: round(found["all"][part][1] / found["all"]["all"][1], 3) for part in REGIONS},
-    }
+
+    over_all = {}
+    for part in (*REGIONS, "all"):
+        over_all[part] = np.sum([parts[part] for parts in found.values()], 0).tolist()
+    found["all"] = over_all
+
+    differences: dict[str, dict[str, float]] = {}
+    for name, parts in found.items():
+        differences[name] = {}
+        for part, (gap, count) in parts.items():
+            differences[name][part] = round(gap / max(count, 1), 1)
+
+    shares = {}
+    _, count_of_all = over_all["all"]
+    for part in REGIONS:
+        _, count = over_all[part]
+        shares[part] = round(count / count_of_all, 3)
+    return {"difference": differences, "pixels": shares}

@@ -51,7 +51,8 @@ class Options:
 def unreadable(run: Path) -> list[str]:
     """What is wrong with each complete checkpoint of a run, not only with the newest."""
     reasons = []
-    for path in (path for path in (run / "checkpoints").glob("*") if path.name.isdigit()):
+    complete = [path for path in (run / "checkpoints").glob("*") if path.name.isdigit()]
+    for path in complete:
         with tempfile.TemporaryDirectory() as alone:
             shutil.copytree(path, Path(alone) / "checkpoints" / path.name)
             try:
@@ -73,7 +74,10 @@ class Victim:
     """A run whose launches are killed, and the results: `hit`, kills by phase; `seconds`, durations by name."""
 
     def __init__(self, folder: Path, local: bool, options: Options, generator: random.Random) -> None:
-        self.run, self.local, self.options, self.random = Run(folder), local, options, generator
+        self.run = Run(folder)
+        self.local = local
+        self.options = options
+        self.random = generator
         self.hit: Counter[str] = Counter()
         self.seconds: dict[str, list[float]] = defaultdict(list)
         self.failed: list[str] = []
@@ -82,13 +86,16 @@ class Victim:
     def start(self, frames: int = 10**12) -> None:
         """Starts a launch: of a new run until there is a checkpoint, then with --resume."""
         self.restored, _ = self.checkpoint()
-        words = f"--frames {frames}{' --local' if self.local else ''}"
+        words = f"--frames {frames}"
+        if self.local:
+            words += " --local"
         if self.restored < 0:  # with frequent updates and rows of metrics
             words += f" --run {self.run} --core {self.options.core} --actors.envs-per-actor 16 --log-every 1"
             words += f" --checkpoint-seconds {self.options.checkpoint_seconds} --video-episodes 0 --eval-episodes 16"
         else:
             words += f" --resume {self.run}"
-        self.mark, self.begin = uuid.uuid4().hex, time.time()
+        self.mark = uuid.uuid4().hex
+        self.begin = time.time()
         with self.screen.open("w") as screen:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "commands", "launch", *words.split()],
@@ -137,7 +144,9 @@ class Victim:
 
     def check_kill(self) -> None:
         """Checks what a killed launch left."""
-        new, (step, written) = self.rows(self.begin), self.checkpoint()
+        new = self.rows(self.begin)
+        step, written = self.checkpoint()
+
         unfinished = [path for path in self.run.checkpoints.glob("*") if not path.name.isdigit()]
         writing = any(path.stat().st_mtime > self.begin for path in unfinished)
         phase = "start"
@@ -146,6 +155,7 @@ class Victim:
         elif new:
             phase = "learning"
         self.hit[phase] += 1
+
         self.failed += [f"unreadable: {reason}" for reason in unreadable(self.run.path)]
         self.check_resumption(new)
         lost = [row for row in new if row["step"] > step]
@@ -155,10 +165,10 @@ class Victim:
             self.seconds["of_work_lost"].append(seconds)
             if seconds > self.options.checkpoint_seconds + 2 * update:
                 self.failed.append(f"{seconds:.1f} s of work lost, with updates of at most {update:.1f} s")
-        when = (
-            f"{time.time() - self.begin:5.1f} s after the start, {phase}; {len(new)} updates, {len(lost)} of them lost"
-        )
-        print(f"{self.run.name}: killed {when}", file=sys.stderr)
+
+        when = f"{time.time() - self.begin:5.1f} s after the start, {phase}"
+        updates = f"{len(new)} updates, {len(lost)} of them lost"
+        print(f"{self.run.name}: killed {when}; {updates}", file=sys.stderr)
 
     def check_resumption(self, new: list[dict[str, Any]]) -> None:
         """Checks that a launch with updates was resumed from the checkpoint, with the very next update."""
@@ -166,7 +176,8 @@ class Victim:
             self.seconds["until_learning"].append(new[0]["time"] - self.begin)
         if not new or self.restored < 0:
             return
-        path, printed = f"{self.run.checkpoints}/{self.restored:012d}", self.screen.read_text()
+        path = f"{self.run.checkpoints}/{self.restored:012d}"
+        printed = self.screen.read_text()
         if f"resumed from {path}" not in printed:
             self.failed.append(f"not resumed from {path}: {printed}")
         largest = self.rows()[0]["step"]  # no episode ends in the first update
@@ -175,17 +186,23 @@ class Victim:
 
     def finish(self) -> None:
         """Resumes the run to its end, and checks all of it."""
-        frames = 4 * max(0, self.checkpoint()[0]) + 40_000
+        reached, _ = self.checkpoint()
+        frames = 4 * max(0, reached) + 40_000
         self.start(frames)
         with suppress(subprocess.TimeoutExpired):
             self.process.wait(self.options.patience)
-        printed, finished = self.screen.read_text(), self.run.evaluation_file().is_file()
-        if self.process.returncode != 0 or "finished" not in printed or not finished:
+        printed = self.screen.read_text()
+        is_evaluated = self.run.evaluation_file().is_file()
+        if self.process.returncode != 0 or "finished" not in printed or not is_evaluated:
             raise RuntimeError(f"did not finish (status {self.process.returncode}): {printed}")
         self.check_resumption(self.rows(self.begin))
-        rows, (step, _) = self.rows(), self.checkpoint()
+
+        # The metrics of all launches together: every update once, up to the last checkpoint.
+        rows = self.rows()
+        step, _ = self.checkpoint()
         steps = [row["step"] for row in rows]
-        if steps != sorted(set(steps)) or max(after - before for before, after in pairwise(steps)) > steps[0]:
+        increases = [after - before for before, after in pairwise(steps)]
+        if min(increases) <= 0 or max(increases) > steps[0]:  # no episode ends in the first update, so it is largest
             self.failed.append("updates are missing in the metrics, or repeated")
         if steps[-1] != step or rows[-1]["learner/frames"] < frames:
             self.failed.append(f"metrics end at {steps[-1]} steps, the checkpoint is at {step}")
@@ -216,7 +233,9 @@ class Victim:
 
 def main(options: Options) -> dict[str, Any]:
     """Measures and returns the figures."""
-    generator, figures, failed = random.Random(options.seed), {}, []
+    generator = random.Random(options.seed)
+    figures = {}
+    failed = []
     before = set(os.listdir("/dev/shm"))
     # The prefix is short because paths of Ray's sockets lie in its folder `ray` and may have 107 characters.
     with tempfile.TemporaryDirectory(prefix="k", ignore_cleanup_errors=True) as folder:

@@ -90,14 +90,18 @@ class Ledger:
         """Counts one unroll."""
         trajectory = unroll.trajectory
         actor = int(trajectory.actor_id[0])
-        name, first, last = (digest(trajectory, slice(*steps)) for steps in ((None,), (1,), (-1, None)))
+        name = digest(trajectory, slice(None))
+        first = digest(trajectory, slice(1))
+        last = digest(trajectory, slice(-1, None))
         self.repeated += name in self.seen
         self.seen.add(name)
         self.steps += int((~trajectory.reset[:, 1:]).sum())
         self.episodes += len(unroll.episodes)
         if self.ends.get(actor, first) != first:
-            fresh = bool(trajectory.reset[:, 0].all())
-            self.fresh, self.torn = self.fresh + fresh, self.torn + (not fresh)
+            if trajectory.reset[:, 0].all():
+                self.fresh += 1
+            else:
+                self.torn += 1
         self.ends[actor] = last
 
     def check_steps(self, steps: int) -> None:
@@ -120,11 +124,18 @@ class SoakTrainer(Trainer):
 
     def __init__(self, config: RunConfig, run: Run, options: Options) -> None:
         super().__init__(config, run, local=False)
-        self.options, self.random, self.ledger = options, random.Random(options.seed), Ledger()
-        self.kills, self.restarts = dict.fromkeys(VICTIMS, 0), dict.fromkeys(VICTIMS, 0)
+        self.options = options
+        self.random = random.Random(options.seed)
+        self.ledger = Ledger()
+        self.kills = dict.fromkeys(VICTIMS, 0)
+        self.restarts = dict.fromkeys(VICTIMS, 0)
         self.pending: tuple[str, float, int] | None = None
         self.seconds_until_back: dict[str, list[float]] = {kind: [] for kind in VICTIMS}
-        self.began = self.last = self.longest_gap = self.next_sample = self.next_kill = 0.0
+        self.began = 0.0
+        self.last = 0.0
+        self.longest_gap = 0.0
+        self.next_sample = 0.0
+        self.next_kill = 0.0
         self.series: dict[str, Series] = defaultdict(list)
         self.seen: set[Any] = set()
         self.unrolls: list[Unroll] = []
@@ -157,20 +168,25 @@ class SoakTrainer(Trainer):
 
     def watch(self, progress: Progress) -> None:
         """Called after each update."""
-        now, status = time.monotonic(), self.feed.pool.status()
+        now = time.monotonic()
+        status = self.feed.pool.status()
         faulthandler.dump_traceback_later(3 * self.options.patience, exit=True)  # if there is no update until then
         if not self.began:
-            self.began = self.last = now
+            self.began = now
+            self.last = now
             self.next_kill = now + self._pause()
-        self.longest_gap, self.last = max(self.longest_gap, now - self.last), now
+        self.longest_gap = max(self.longest_gap, now - self.last)
+        self.last = now
         self.restarts = {"actor": status.restarts, "learner": getattr(self.updater, "restarts", 0)}
         self.ledger.check_steps(self.learner.steps)
+
         if self.pending:
             kind, killed, before = self.pending
             complete = kind == "learner" or status.alive == self.config.actors.num_actors
             if complete and self.restarts[kind] > before:
                 self.seconds_until_back[kind].append(now - killed)
                 self.pending = None
+
         if now - self.began > 60 * self.options.minutes:
             return
         if now >= self.next_sample:
@@ -183,7 +199,8 @@ class SoakTrainer(Trainer):
     def over(self) -> bool:
         """Whether the time is over, and a killed process is back or has taken too long."""
         late = time.monotonic() - self.began - 60 * self.options.minutes
-        return bool(self.began) and late > (self.options.patience if self.pending else 0)
+        allowed = self.options.patience if self.pending else 0
+        return bool(self.began) and late > allowed
 
     def _pause(self) -> float:
         return self.options.kill_seconds * self.random.uniform(0.5, 1.5)
@@ -226,23 +243,36 @@ class SoakTrainer(Trainer):
 def quarters(series: Series) -> list[list[float]]:
     """The values of each quarter of the time; a quarter may be empty."""
     parts: list[list[float]] = [[], [], [], []]
+    if not series:
+        return parts
+    begin, _ = series[0]
+    end, _ = series[-1]
     for seconds, value in series:
-        share = (seconds - series[0][0]) / max(series[-1][0] - series[0][0], 1e-9)
+        share = (seconds - begin) / max(end - begin, 1e-9)
         parts[min(3, int(4 * share))].append(value)
     return parts
 
 
 def growth(series: Series) -> dict[str, float]:
     """Medians of the first and the last quarter."""
-    first, *_, last = (round(statistics.median(part), 1) if part else 0.0 for part in quarters(series))
-    return {"first_quarter": first, "last_quarter": last}
+    first, _, _, last = quarters(series)
+    return {
+        "first_quarter": round(statistics.median(first or [0.0]), 1),
+        "last_quarter": round(statistics.median(last or [0.0]), 1),
+    }
 
 
 def grows(name: str, figures: dict[str, float]) -> bool:
     """Whether a series grows by more than `GROWTH` allows."""
     absolute, share = GROWTH[name.partition("/")[0]]
-    first, last = figures["first_quarter"], figures["last_quarter"]
-    return last - first > max(absolute, share * first)
+    first = figures["first_quarter"]
+    allowed = max(absolute, share * first)
+    return figures["last_quarter"] - first > allowed
+
+
+def count_running(processes: set[Any]) -> int:
+    """How many of some processes have not ended."""
+    return sum(process.is_running() for process in processes)
 
 
 def main(options: Options) -> dict[str, Any]:
@@ -255,17 +285,21 @@ def main(options: Options) -> dict[str, Any]:
         trainer.train(trainer.watch, trainer.over)
         faulthandler.cancel_dump_traceback_later()
     deadline = time.monotonic() + options.patience
-    while (left := sum(process.is_running() for process in trainer.seen)) and time.monotonic() < deadline:
+    left = count_running(trainer.seen)
+    while left and time.monotonic() < deadline:
         time.sleep(0.5)
+        left = count_running(trainer.seen)
 
-    rows, ledger, frames = read_metrics(folder.path), trainer.ledger, trainer.frames
-    kills, restarts, seconds = trainer.kills, trainer.restarts, trainer.last - trainer.began
-    steps, wrong = [row["step"] for row in rows], sum(ledger.disagrees(row, trainer.action_repeat) for row in rows)
+    rows = read_metrics(folder.path)
+    ledger = trainer.ledger
+    kills = trainer.kills
+    restarts = trainer.restarts
+    seconds = trainer.last - trainer.began
+    steps = [row["step"] for row in rows]
+    wrong = sum(ledger.disagrees(row, trainer.action_repeat) for row in rows)
     grown = {name: growth(series) for name, series in sorted(trainer.series.items()) if len(series) > 3}
-    quarter = [
-        round(statistics.mean(part), 2) if part else 0.0
-        for part in quarters([(row["time"], row["episode/return"]) for row in rows if "episode/return" in row])
-    ]
+    returns = [(row["time"], row["episode/return"]) for row in rows if "episode/return" in row]
+    quarter = [round(statistics.mean(part or [0.0]), 2) for part in quarters(returns)]
     saved = checkpoints.load_latest(folder.path).step
     checks = {  # what was measured, and whether it is as it should be
         "kills": (kills, any(kills.values()) or not options.kill_seconds),
@@ -287,8 +321,8 @@ def main(options: Options) -> dict[str, Any]:
         "core": options.core,
         "learners": options.learners,
         "minutes": round(seconds / 60, 1),
-        "frames": frames,
-        "frames_per_second": round(frames / seconds),
+        "frames": trainer.frames,
+        "frames_per_second": round(trainer.frames / seconds),
         "unrolls": len(ledger.seen),
         "seconds_until_back": {kind: summary(times) for kind, times in trainer.seconds_until_back.items()},
         **{name: value for name, (value, _) in checks.items()},
