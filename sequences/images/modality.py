@@ -20,7 +20,7 @@ from sequences.images.model import ImageModel
 from sequences.learner import Total, evaluate_by
 from sequences.modality import Counting, Modality, quiet, resized
 from sequences.sampling import sample
-from sequences.streams import one_pass
+from sequences.streams import Batch, one_pass
 from storage.files import cache_folder, replacing
 
 CHANNELS = ("red", "green", "blue")
@@ -35,7 +35,8 @@ class Images(Modality):
 
     def __init__(self, config: ImagesConfig, folder: Path) -> None:
         super().__init__(config, folder)
-        self.shape, self.size = config.corpus.shape, math.prod(config.corpus.shape)
+        self.shape = config.corpus.shape
+        self.size = math.prod(self.shape)
         self.name, self.splits, self.digest = corpus.open_built(folder)
 
     @classmethod
@@ -83,16 +84,26 @@ class Images(Modality):
 
     def measure(self, model: Any, part: Split, count: Counting = quiet, activity: str = "measuring") -> dict[str, Any]:
         """Negative log-likelihood: "nats" and "bits_per_dim" a byte, bits by "channel" and "half", and the "images"."""
-        rows, learner = min(len(part.starts), self.config.learner.batch_size), self.config.learner
+        learner = self.config.learner
+        rows = min(len(part.starts), learner.batch_size)
+
         # The second pass reads a group where the first reads a token: channel and half, or 6 for START.
         place = np.arange(self.size)
-        groups = np.append(6, 3 * (place >= self.size / 2) + place % 3).astype(np.uint8)
-        second = one_pass(np.tile(groups, len(part.starts)), rows, learner.sequence_length, self._starts(part))
+        groups_of_bytes = 3 * (place >= self.size / 2) + place % 3
+        groups_of_image = np.append(6, groups_of_bytes).astype(np.uint8)
+        groups = np.tile(groups_of_image, len(part.starts))
+        second = one_pass(groups, rows, learner.sequence_length, self._starts(part))
+
+        def group_of(batch: Batch) -> np.ndarray:
+            return next(second).targets.numpy()
+
         batches = self.batches(part, rows, count, activity)
-        losses, counts = evaluate_by(model, batches, lambda batch: next(second).targets.numpy(), 7, learner.precision)
-        losses, counts = losses[:6].reshape(2, 3) / math.log(2), counts[:6].reshape(2, 3)
+        sums, numbers = evaluate_by(model, batches, group_of, 7, learner.precision)
+        losses = sums[:6].reshape(2, 3) / math.log(2)  # in bits, [half, channel]
+        counts = numbers[:6].reshape(2, 3)
         bits = Total(float(losses.sum()), int(counts.sum())).mean
-        by_channel, by_half = (losses.sum(axis) / counts.sum(axis).clip(min=1) for axis in (0, 1))
+        by_channel = losses.sum(0) / counts.sum(0).clip(min=1)
+        by_half = losses.sum(1) / counts.sum(1).clip(min=1)
         return {
             "nats": bits * math.log(2),
             "bits_per_dim": bits,
@@ -115,22 +126,29 @@ class Images(Modality):
         Raises:
             ValueError: if there are too few images, or they have too few rows.
         """
-        found, (height, width, _) = self.splits[options.split], self.shape
+        found = self.splits[options.split]
+        height, width, _ = self.shape
         if options.rows >= height:
             raise ValueError(f"rows: expected fewer than the {height} of an image, got {options.rows}")
         if options.rows and options.images > len(found.starts):
             expected = f"at most the {len(found.starts)} of the {options.split} split"
             raise ValueError(f"images: expected {expected} with --rows, got {options.images}")
+
+        # Without rows there may be more images to draw than there are in the split.
         real = found.thin(options.images).images(self.shape)
-        given = real.reshape(len(real), -1)[:, : 3 * width * options.rows]
-        given = given if options.rows else np.zeros((options.images, 0), np.uint8)
+        given = np.zeros((options.images, 0), np.uint8)
+        if options.rows:
+            given = real.reshape(len(real), -1)[:, : 3 * width * options.rows]
         prompts = torch.from_numpy(np.pad(given.astype(np.int64), ((0, 0), (1, 0)), constant_values=START))
-        drawn, length = list[np.ndarray](), self.size - given.shape[1]
+
+        drawn: list[np.ndarray] = []
+        length = self.size - given.shape[1]
         with count("drawing", length, "bytes") as show:
             for tokens in sample(model, prompts, length, options.temperature, seed=options.seed):
                 drawn.append(tokens.numpy().astype(np.uint8))
                 show(len(drawn))
         made = np.concatenate([given, np.stack(drawn, axis=1)], axis=1).reshape(-1, *self.shape)
+
         sheet = contact_sheet([real, made])
         out.mkdir(exist_ok=True)
         with replacing(out / "sheet.png") as temporary:
@@ -155,13 +173,20 @@ def contact_sheet(groups: list[np.ndarray], columns: int = 16, least: int = 64) 
 
     Small images are enlarged to `least` pixels; each group begins a row, with a white gap above it.
     """
-    bands = list[np.ndarray]()
+    most = max((len(images) for images in groups), default=0)
+    across = min(columns, most)
+    bands: list[np.ndarray] = []
     for images in groups:
+        # Each image with a black frame; white ones fill up the last line.
         scale = max(1, least // images.shape[1])
-        images = np.pad(images.repeat(scale, axis=1).repeat(scale, axis=2), ((0, 0), (2, 2), (2, 2), (0, 0)))
-        across = min(columns, max(map(len, groups)))
-        images = np.pad(images, ((0, -len(images) % across), (0, 0), (0, 0), (0, 0)), constant_values=255)
-        lines = images.reshape(-1, across, *images.shape[1:]).swapaxes(1, 2)
-        lines = lines.reshape(-1, across * images.shape[2], 3)
-        bands.append(np.pad(lines, ((8 if bands else 0, 0), (0, 0), (0, 0)), constant_values=255))
+        enlarged = images.repeat(scale, axis=1).repeat(scale, axis=2)
+        framed = np.pad(enlarged, ((0, 0), (2, 2), (2, 2), (0, 0)))
+        missing = -len(images) % across
+        filled = np.pad(framed, ((0, missing), (0, 0), (0, 0), (0, 0)), constant_values=255)
+
+        _, height, width, _ = filled.shape
+        lines = filled.reshape(-1, across, height, width, 3).swapaxes(1, 2)
+        band = lines.reshape(-1, across * width, 3)
+        gap = 8 if bands else 0
+        bands.append(np.pad(band, ((gap, 0), (0, 0), (0, 0)), constant_values=255))
     return np.concatenate(bands)

@@ -8,6 +8,7 @@ import hashlib
 import json
 import math
 import re
+from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path, PurePosixPath
@@ -24,7 +25,8 @@ SYNTHETIC = "synthetic"
 """The corpus that needs no files."""
 SPLITS = ("train", "validation", "test")
 _FORMAT = 3
-_VOICES, _UTTERANCES = 12, 10
+_VOICES = 12
+_UTTERANCES = 10
 _Share = Annotated[float, Range(0, 0.5, above=True, below=True)]
 
 
@@ -129,25 +131,33 @@ def prepare(config: CorpusConfig, cache: Path, show: Callable[[int, int], None] 
 
 def _divide(sources: list[_Source], config: CorpusConfig) -> dict[str, list[_Source]]:
     """Sources of each split, in the order of their names' digests, which is the same everywhere."""
-    units: dict[str, list[_Source]] = {}
+    units: dict[str, list[_Source]] = defaultdict(list)
     for source in sources:
-        units.setdefault(source.speaker if config.split_by == "speaker" else source.name, []).append(source)
+        name = source.speaker if config.split_by == "speaker" else source.name
+        units[name].append(source)
     if len(units) < len(SPLITS):
         expected = f"at least {len(SPLITS)} {config.split_by}s in {config.path} for training, validation and test"
         raise ValueError(f"corpus: expected {expected}, got {len(units)}: {', '.join(units) or 'none'}")
+
+    seconds = {name: sum(source.seconds for source in unit) for name, unit in units.items()}
     shares = {"validation": config.validation_share, "test": config.test_share}
-    names = divide({name: sum(source.seconds for source in unit) for name, unit in units.items()}, shares)
-    parts = {split: [source for name in names[split] for source in units[name]] for split in SPLITS}
+    names = divide(seconds, shares)
+    parts: dict[str, list[_Source]] = {}
+    for split in SPLITS:
+        parts[split] = []
+        for name in names[split]:
+            parts[split] += units[name]
     parts["train"].sort(key=lambda source: digest_of(source.name))
     return parts
 
 
 def _synthetic(config: CorpusConfig) -> tuple[list[_Source], int, dict[str, Any]]:
-    sources = [
-        _Source(f"voice{voice:02d}-{index:02d}", f"voice{voice:02d}", 3.0, functools.partial(_utterance, voice, index))
-        for voice in range(_VOICES)
-        for index in range(_UTTERANCES)
-    ]
+    sources = []
+    for voice in range(_VOICES):
+        speaker = f"voice{voice:02d}"
+        for index in range(_UTTERANCES):
+            waveform = functools.partial(_utterance, voice, index)
+            sources.append(_Source(f"{speaker}-{index:02d}", speaker, 3.0, waveform))
     return sources, config.sample_rate or synthetic.SAMPLE_RATE, {"synthetic": 1}
 
 
@@ -185,23 +195,27 @@ def _files(config: CorpusConfig) -> tuple[list[_Source], int, dict[str, Any]]:
 def open_built(folder: Path) -> Corpus:
     """Opens a corpus that `prepare` built. Raises a ValueError if it is damaged."""
     described, arrays = open_splits(folder)
-    splits = {
-        split: Split(tokens, described["splits"][split]["files"], starts) for split, (tokens, starts) in arrays.items()
-    }
+    splits = {}
+    for split, (tokens, starts) in arrays.items():
+        splits[split] = Split(tokens, described["splits"][split]["files"], starts)
     return Corpus(described["name"], described["sample_rate"], splits, described["digest"])
 
 
 def thin(split: Split, samples: int, pieces: int) -> Split:
     """At most so many samples of a split, in equal pieces spread evenly over it."""
-    total, size = len(split.tokens), samples // pieces
+    total = len(split.tokens)
     if samples >= total:
         return split
-    files, starts = [], []
+    size = samples // pieces
     begins = np.arange(pieces) * total // pieces
+    files = []
+    starts = []
     for number, begin in enumerate(begins):
-        first, last = np.searchsorted(split.starts, [begin, begin + size - 1], "right")
-        files += split.files[first - 1 : last]
-        starts.append(np.maximum(split.starts[first - 1 : last] - begin, 0) + number * size)
+        # The files in the piece, the first and the last of which may be cut; places are those in the part.
+        first, end = np.searchsorted(split.starts, [begin, begin + size - 1], "right")
+        held = slice(first - 1, end)
+        files += split.files[held]
+        starts.append(np.maximum(split.starts[held] - begin, 0) + number * size)
     tokens = np.concatenate([split.tokens[begin : begin + size] for begin in begins])
     return Split(tokens, files, np.concatenate(starts))
 

@@ -19,7 +19,7 @@ from sequences.speech import audio, baselines, corpus
 from sequences.speech.config import SpeechConfig, SpeechCoreConfig, SpeechEvaluation, SpeechSampling
 from sequences.speech.corpus import Split
 from sequences.speech.spectrogram import write_spectrograms
-from sequences.streams import one_pass
+from sequences.streams import Batch, one_pass
 from storage.files import cache_folder
 
 
@@ -88,26 +88,35 @@ class Speech(Modality):
 
     def _rows(self, samples: int) -> int:
         """Parts in which so many samples are read side by side: the rows of a batch, or fewer where they are short."""
-        return max(1, min(self.config.learner.batch_size, samples // (4 * self.config.learner.sequence_length)))
+        learner = self.config.learner
+        long_enough = samples // (4 * learner.sequence_length)
+        return max(1, min(learner.batch_size, long_enough))
 
     def measure(self, model: SequenceModel, part: Split, count: Counting = quiet, activity: str = "") -> dict[str, Any]:
         """Negative log-likelihood: "nats" and "bits" per sample, the number of "samples", and nats of each of "files".
 
         Reads the part in as many contiguous rows as a batch has, or fewer where it is short, and keeps the memory.
         """
-        rows, learner = self._rows(len(part.tokens)), self.config.learner
-        names, numbers = np.unique(part.files, return_inverse=True)
-        lengths = np.diff(part.starts, append=len(part.tokens))
-        numbers = np.repeat(numbers.astype(np.min_scalar_type(len(names))), lengths)
+        learner = self.config.learner
+        rows = self._rows(len(part.tokens))
+
         # The second pass reads the file's number where the first reads a sample.
+        names, number_of_file = np.unique(part.files, return_inverse=True)
+        lengths = np.diff(part.starts, append=len(part.tokens))
+        numbers = np.repeat(number_of_file.astype(np.min_scalar_type(len(names))), lengths)
         files = one_pass(numbers, rows, learner.sequence_length, self._starts(part))
+
+        def file_of(batch: Batch) -> np.ndarray:
+            return next(files).targets.numpy()
+
         batches = self.batches(part, rows, count, activity)
-        losses, counts = evaluate_by(
-            model, batches, lambda batch: next(files).targets.numpy(), len(names), learner.precision
-        )
+        losses, counts = evaluate_by(model, batches, file_of, len(names), learner.precision)
         total = Total(float(losses.sum()), int(counts.sum()))
-        each = {str(name): float(loss / count) for name, loss, count in zip(names, losses, counts) if count}
-        return {"nats": total.mean, "bits": total.mean / math.log(2), "samples": total.count, "files": each}
+        by_file = {}
+        for name, loss, samples in zip(names, losses, counts):
+            if samples:
+                by_file[str(name)] = float(loss / samples)
+        return {"nats": total.mean, "bits": total.mean / math.log(2), "samples": total.count, "files": by_file}
 
     def drawn(self, options: SpeechSampling) -> float:
         """Samples that `draw` draws."""
@@ -126,18 +135,26 @@ class Speech(Modality):
             ValueError: if no file is long enough.
             OSError: if the files cannot be written.
         """
-        rate, part = self.sample_rate, self.splits[options.split]
-        prompt, length = max(1, round(options.prompt_seconds * rate)), max(1, round(options.seconds * rate))
+        rate = self.sample_rate
+        part = self.splits[options.split]
+        prompt = max(1, round(options.prompt_seconds * rate))
+        length = max(1, round(options.seconds * rate))
         real = np.stack([corpus.excerpt(part, prompt + length, number) for number in range(options.clips)])
-        prompts, drawn = torch.from_numpy(real[:, :prompt].astype(np.int64)), []
+        given = real[:, :prompt]
+
+        drawn: list[np.ndarray] = []
         with count("drawing", length, "samples") as show:
+            prompts = torch.from_numpy(given.astype(np.int64))
             for tokens in sample(model, prompts, length, options.temperature, seed=options.seed):
                 drawn.append(tokens.numpy().astype(np.uint8))
                 show(len(drawn))
-        made = np.concatenate([real[:, :prompt], np.stack(drawn, axis=1)], axis=1)
+        made = np.concatenate([given, np.stack(drawn, axis=1)], axis=1)
+
         clips: dict[str, np.ndarray] = {}
         for number in range(options.clips):
-            clips |= {f"real-{number}": audio.decode(real[number]), f"sample-{number}": audio.decode(made[number])}
+            clips[f"real-{number}"] = audio.decode(real[number])
+            clips[f"sample-{number}"] = audio.decode(made[number])
+
         out.mkdir(exist_ok=True)
         picture = write_spectrograms(out / "spectrograms.png", clips, rate, options.prompt_seconds)
         with SummaryWriter(str(run)) as events:
@@ -160,5 +177,6 @@ def make_model(config: SpeechCoreConfig) -> SequenceModel:
     with torch.no_grad():
         for table in (model.embedding, model.outputs):
             assert table is not None
-            table.vectors[0].copy_(smooth_vectors(audio.LEVELS, config.model_size) * table.vectors[0].std())
+            vectors = table.vectors[0]
+            vectors.copy_(smooth_vectors(audio.LEVELS, config.model_size) * vectors.std())
     return model

@@ -5,6 +5,8 @@ from sound to sound. It has what a waveform model has to learn at every scale: f
 speakers.
 """
 
+from typing import NamedTuple
+
 import numpy as np
 
 SAMPLE_RATE = 16_000
@@ -15,7 +17,19 @@ VOWELS = np.array(
 """First three formants in Hz, means over men (Peterson and Barney 1952)."""
 FRICATIVES = np.array([(2500, 4500, 6000), (3800, 5200, 7000), (1500, 2600, 4200)])
 """Where the noise of consonants lies, in Hz."""
-_HOP, _WINDOW = 128, 512
+_HOP = 128
+_WINDOW = 512
+_BANDWIDTHS = (80.0, 110.0, 160.0)
+"""Of the formants, in Hz."""
+
+
+class _Sound(NamedTuple):
+    """length: in frames. voicing, noise: how loud pulses and noise are. formants: [3], in Hz."""
+
+    length: int
+    voicing: float
+    noise: float
+    formants: np.ndarray
 
 
 def utterance(speaker: int, index: int) -> np.ndarray:
@@ -24,7 +38,8 @@ def utterance(speaker: int, index: int) -> np.ndarray:
     The speaker determines pitch and the length of the vocal tract, the index the sequence of sounds.
     """
     voice = np.random.default_rng([speaker])
-    pitch, tract = voice.uniform(85, 220), voice.uniform(0.85, 1.2)
+    pitch = voice.uniform(85, 220)
+    tract = voice.uniform(0.85, 1.2)
     rng = np.random.default_rng([speaker, index])
     voicing, noise, formants = _score(rng)
     formants = formants * tract
@@ -32,53 +47,75 @@ def utterance(speaker: int, index: int) -> np.ndarray:
     times = np.arange(frames * _HOP) / _HOP
 
     # Pitch falls over the utterance and wavers slowly.
-    wavering = np.interp(times, np.arange(0, frames + 20, 20), rng.normal(0, 0.05, len(np.arange(0, frames + 20, 20))))
+    bends = np.arange(0, frames + 20, 20)
+    wavering = np.interp(times, bends, rng.normal(0, 0.05, len(bends)))
     frequency = pitch * (1.1 - 0.25 * times / frames) * np.exp(wavering)
     phase = np.cumsum(frequency / SAMPLE_RATE) % 1
-    source = np.diff(_glottal_flow(phase), prepend=0.0) * np.interp(times, np.arange(frames), voicing)
-    source += 0.02 * rng.normal(size=len(times)) * np.interp(times, np.arange(frames), noise)
+
+    pulses = np.diff(_glottal_flow(phase), prepend=0.0)
+    source = pulses * np.interp(times, np.arange(frames), voicing)
+    hiss = 0.02 * rng.normal(size=len(times))
+    source += hiss * np.interp(times, np.arange(frames), noise)
     waveform = _shape(source, formants)
-    waveform /= np.abs(waveform).max() / voice.uniform(0.4, 0.8)
-    return (waveform + 3e-4 * rng.normal(size=len(waveform))).astype(np.float32)
+
+    loudness = voice.uniform(0.4, 0.8)
+    waveform /= np.abs(waveform).max() / loudness
+    background = 3e-4 * rng.normal(size=len(waveform))
+    return (waveform + background).astype(np.float32)
 
 
 def _score(rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Voicing [F], noise [F] and formants [F, 3] of frames of `_HOP` samples: words of syllables, and pauses."""
-    parts = []
+    # A syllable is a vowel with or without a consonant before it.
+    sounds = []
     for _ in range(rng.integers(4, 7)):
         for _ in range(rng.integers(1, 4)):
             if rng.random() < 0.7:
-                length, noise = rng.integers(5, 12), rng.uniform(0.01, 0.03)
-                parts.append((length, 0.0, noise, FRICATIVES[rng.integers(len(FRICATIVES))]))
-            parts.append((rng.integers(10, 26), rng.uniform(0.6, 1.0), 0.05, VOWELS[rng.integers(len(VOWELS))]))
-        parts.append((rng.integers(4, 35), 0.0, 0.0, VOWELS[0]))
-    lengths = [part[0] for part in parts]
-    tracks = [np.repeat([part[column] for part in parts], lengths, axis=0) for column in (1, 2, 3)]
+                length = int(rng.integers(5, 12))
+                noise = rng.uniform(0.01, 0.03)
+                sounds.append(_Sound(length, 0.0, noise, FRICATIVES[rng.integers(len(FRICATIVES))]))
+            length = int(rng.integers(10, 26))
+            voicing = rng.uniform(0.6, 1.0)
+            sounds.append(_Sound(length, voicing, 0.05, VOWELS[rng.integers(len(VOWELS))]))
+        pause = int(rng.integers(4, 35))
+        sounds.append(_Sound(pause, 0.0, 0.0, VOWELS[0]))
+
+    lengths = [sound.length for sound in sounds]
+    voicings = np.repeat([sound.voicing for sound in sounds], lengths)
+    noises = np.repeat([sound.noise for sound in sounds], lengths)
+    formants = np.repeat([sound.formants for sound in sounds], lengths, axis=0)
+
     # The tongue takes about 40 ms from one sound to the next.
-    kernel = np.hanning(7)[1:-1] / np.hanning(7)[1:-1].sum()
-    smooth = [np.convolve(track, kernel, mode="same") for track in tracks[:2]]
-    padded = np.pad(tracks[2], ((2, 2), (0, 0)), mode="edge")
-    formants = np.stack([np.convolve(padded[:, number], kernel, mode="valid") for number in range(3)], axis=1)
-    return smooth[0], smooth[1], formants
+    kernel = np.hanning(7)[1:-1]
+    kernel = kernel / kernel.sum()
+    voicings = np.convolve(voicings, kernel, mode="same")
+    noises = np.convolve(noises, kernel, mode="same")
+    padded = np.pad(formants, ((2, 2), (0, 0)), mode="edge")
+    formants = np.stack([np.convolve(track, kernel, mode="valid") for track in padded.T], axis=1)
+    return voicings, noises, formants
 
 
 def _glottal_flow(phase: np.ndarray) -> np.ndarray:
     """Rosenberg's pulse (1971, type C) of a phase in [0, 1): opens over 40 % of the period, closes over 16 %."""
     opening = 0.5 * (1 - np.cos(np.pi * phase / 0.4))
     closing = np.cos(np.pi / 2 * (phase - 0.4) / 0.16)
-    return np.where(phase < 0.4, opening, np.where(phase < 0.56, closing, 0.0))
+    return np.select([phase < 0.4, phase < 0.56], [opening, closing], 0.0)
 
 
 def _shape(source: np.ndarray, formants: np.ndarray) -> np.ndarray:
     """The source through two-pole resonators at the formants [F, 3], by overlapping windows."""
     padded = np.pad(source, (_WINDOW // 2, _WINDOW))
     starts = np.arange(len(formants)) * _HOP
-    frames = padded[starts[:, None] + np.arange(_WINDOW)] * np.hanning(_WINDOW + 1)[:-1]
+    index = starts[:, None] + np.arange(_WINDOW)
+    spectrum = np.fft.rfft(padded[index] * np.hanning(_WINDOW + 1)[:-1])
+
+    # The response of each resonator, which is 1 at 0 Hz.
     delay = np.exp(-2j * np.pi * np.arange(_WINDOW // 2 + 1) / _WINDOW)
-    spectrum = np.fft.rfft(frames)
-    for number, bandwidth in enumerate((80.0, 110.0, 160.0)):
-        pole = np.exp((-np.pi * bandwidth + 2j * np.pi * formants[:, number, None]) / SAMPLE_RATE)
+    for formant, bandwidth in zip(formants.T, _BANDWIDTHS):
+        pole = np.exp((-np.pi * bandwidth + 2j * np.pi * formant[:, None]) / SAMPLE_RATE)
         spectrum *= np.abs(1 - pole) ** 2 / ((1 - pole * delay) * (1 - pole.conj() * delay))
+
     shaped = np.zeros(len(padded))
-    np.add.at(shaped, starts[:, None] + np.arange(_WINDOW), np.fft.irfft(spectrum))
-    return shaped[_WINDOW // 2 :][: len(source)]
+    np.add.at(shaped, index, np.fft.irfft(spectrum))
+    begin = _WINDOW // 2
+    return shaped[begin : begin + len(source)]

@@ -49,10 +49,14 @@ def summary(total: Total, split: Split, tokenizer: Tokenizer) -> dict[str, float
         data set prescribes a number; otherwise the split's number of words is used. bits_per_byte of the text (bits per
         character for bytes); not with words as tokens, because `<unk>` and lost spaces cannot be decoded.
     """
-    closed = isinstance(tokenizer, Words)
-    words = total.count if closed and not split.prescribed else split.words
+    is_closed = isinstance(tokenizer, Words)
+    words = split.words
+    if is_closed and not split.prescribed:
+        words = total.count
     found = {"nats_per_token": total.mean, "word_perplexity": perplexity(total.nll, words)}
-    return found if closed else found | {"bits_per_byte": bits_per_character(total.nll, split.bytes)}
+    if not is_closed:
+        found["bits_per_byte"] = bits_per_character(total.nll, split.bytes)
+    return found
 
 
 def by_frequency(
@@ -63,8 +67,15 @@ def by_frequency(
     between = [f"{begin} to {end - 1}" for begin, end in pairwise(FREQUENCIES)]
     names = [f"< {low}", *between, f"> {high - 1}"]
     buckets = np.searchsorted(FREQUENCIES, counts, side="right")
-    sums = evaluate_by(model, batches, lambda batch: buckets[batch.targets.numpy()], len(names), precision)
-    return {name: Total(float(nll), int(count)) for name, nll, count in reversed(list(zip(names, *sums)))}
+
+    def bucket(batch: Batch) -> np.ndarray:
+        return buckets[batch.targets.numpy()]
+
+    losses, targets = evaluate_by(model, batches, bucket, len(names), precision)
+    found = {}
+    for index in reversed(range(len(names))):  # the most frequent first, as in the paper
+        found[names[index]] = Total(float(losses[index]), int(targets[index]))
+    return found
 
 
 def by_position(model: SequenceModel, batches: Iterable[Batch], precision: str = "float32") -> list[tuple[int, Total]]:
@@ -75,7 +86,8 @@ def by_position(model: SequenceModel, batches: Iterable[Batch], precision: str =
     def bucket(batch: Batch) -> np.ndarray:
         nonlocal context
         steps = np.arange(1, batch.reset.shape[1] + 1)
-        since = np.maximum.accumulate(np.where(batch.reset.numpy(), steps - 1, -context), axis=1)
+        starts = np.where(batch.reset.numpy(), steps - 1, -context)  # negative: before this batch
+        since = np.maximum.accumulate(starts, axis=1)
         seen = steps - since
         context = seen[:, -1:]
         return np.frexp(seen)[1] - 1
@@ -113,7 +125,9 @@ def dynamic(
         microbatches=1,
     )
     source: Any = SimpleNamespace(next=lambda step: next(learned))
-    learner, total, count = SequenceLearner(model, source, config), 0.0, 0
+    learner = SequenceLearner(model, source, config)
+    total = 0.0
+    count = 0
     del first  # it would keep all batches
     for batch, nll in score(model, scored, config.precision, cached=False):
         total += float(nll.double().sum())
@@ -137,20 +151,31 @@ def attention(model: SequenceModel, batches: Iterable[Batch]) -> dict[str, list[
     Raises:
         ValueError: if the core has no attention.
     """
-    core, sums = require_attention(model), []
+    core = require_attention(model)
+    means = []
     for batch, output in predict(model, batches, return_attention=True):
         assert output.attention is not None
-        kept = (batch.targets != IGNORE).double().to(output.attention[0].device)
-        steps, layers = kept.sum(dim=1), []
+        counts = (batch.targets != IGNORE).double().to(output.attention[0].device)  # [B, T], 1 where a step counts
+
+        # Sums over the steps of each row's segment, by bucket, of each layer.
+        layers = []
         for layer, weights in zip(core.layers, output.attention):
-            slots = torch.einsum("bts,bt->bs", weights.mean(dim=1).double(), kept)
-            parts = slots.split(layer.sizes.by_kind, dim=1)
-            layers.append(torch.cat([_buckets(part) for part in parts], dim=1))
-        sums.append((torch.stack(layers).mean(dim=0)[steps > 0] / steps[steps > 0, None]).cpu())
-    samples = torch.cat(sums)
+            of_heads = weights.mean(dim=1).double()
+            slots = torch.einsum("bts,bt->bs", of_heads, counts)
+            by_kind = slots.split(layer.sizes.by_kind, dim=1)
+            layers.append(torch.cat([_buckets(part) for part in by_kind], dim=1))
+        sums = torch.stack(layers).mean(dim=0)
+
+        # Means over the steps; a row may have ended before.
+        steps = counts.sum(dim=1)
+        goes_on = steps > 0
+        means.append((sums[goes_on] / steps[goes_on, None]).cpu())
+
+    samples = torch.cat(means)
     kinds = [kind for kind in core.attention_kinds for _ in range(BUCKETS)]
-    known = len(samples) > 1
-    error = (samples.std(dim=0, correction=1) / len(samples) ** 0.5).tolist() if known else [None] * len(kinds)
+    error: list[Any] = [None] * len(kinds)
+    if len(samples) > 1:
+        error = (samples.std(dim=0, correction=1) / len(samples) ** 0.5).tolist()
     return {"kinds": kinds, "mean": samples.mean(dim=0).tolist(), "error": error}
 
 
@@ -169,9 +194,13 @@ def compression_loss(model: SequenceModel, batches: Iterable[Batch]) -> dict[str
         ValueError: if the core has no attention.
     """
     core = require_attention(model)
-    sizes = [layer.sizes for layer in core.layers]
-    fill = max(each.slots if each.reach is None else each.reach for each in sizes)
-    count, seen = 0, 0
+    fill = 0  # steps until memory is full
+    for layer in core.layers:
+        sizes = layer.sizes
+        steps = sizes.slots if sizes.reach is None else sizes.reach
+        fill = max(fill, steps)
+    count = 0
+    seen = 0
     sums: dict[str, float] = defaultdict(float)
     for batch, output in predict(model, batches, cached=False, gradients=True):
         seen += batch.tokens.shape[1]
