@@ -25,7 +25,8 @@ from training.console import Busy, counting
 PAGE_BYTES = 15_000_000
 """Largest size of a page, so that it opens quickly; what does not fit is left out, and the page says so."""
 SHEET_FRAMES = 100
-"""Frames in one picture of the page, in ten columns."""
+SHEET_COLUMNS = 10
+"""Frames in one picture of the page, and in a row of it."""
 LOSSLESS_BYTES = 4_000_000
 """Size of an episode's frames above which they are compressed with loss."""
 DECISIVE = 10.0
@@ -62,9 +63,13 @@ def show_film(recordings: Sequence[Recording], video: Path, console: Console) ->
 
 def page_data(recordings: Sequence[Recording], title: str, core: str, limit: int = PAGE_BYTES) -> dict[str, Any]:
     """What `pages/episode.html` reads: the episodes that fit, but at least the beginning of the first."""
-    first, kept = recordings[0], what_is_kept(recordings)
-    height, width = views(first).shape[1:3]
-    room, note = limit - 100_000, ""  # the page itself
+    first = recordings[0]
+    kept = what_is_kept(recordings)
+    if kept and not kept["views"] and not kept["names"]["rows"]:
+        kept = None  # nothing to show
+    _, height, width, _ = views(first).shape
+    room = limit - 100_000  # the page itself
+    note = ""
     episodes: list[dict[str, Any]] = []
     for number, recording in enumerate(recordings):
         pictures = views(recording)
@@ -99,8 +104,13 @@ def page_data(recordings: Sequence[Recording], title: str, core: str, limit: int
             each.compressed and (each.situations or each.reconstructions is not None) for each in recordings
         ),
         "agreement": agreement(recordings),
-        "kept": kept if kept and (kept["views"] or kept["names"]["rows"]) else None,
-        "sheet": {"columns": 10, "rows": SHEET_FRAMES // 10, "width": width, "height": height},
+        "kept": kept,
+        "sheet": {
+            "columns": SHEET_COLUMNS,
+            "rows": SHEET_FRAMES // SHEET_COLUMNS,
+            "width": width,
+            "height": height,
+        },
         "episodes": episodes,
     }
 
@@ -175,7 +185,8 @@ def _numbers(recording: Recording, steps: int) -> dict[str, str]:
 
 def _evidence(recording: Recording, otherwise: np.ndarray) -> np.ndarray:
     """[T] log of the action's probability over that with the other example as the example; NaN where there is none."""
-    taken = recording.probabilities[np.arange(len(recording.actions)), recording.actions]
+    steps = np.arange(len(recording.actions))
+    taken = recording.probabilities[steps, recording.actions]
     return np.log(np.maximum(taken, 1e-30) / np.maximum(otherwise, 1e-30))
 
 
@@ -197,8 +208,11 @@ def agreement(recordings: Sequence[Recording]) -> dict[str, int] | None:
     "of": the steps at which the odds of the action would fall to a tenth or less without some `STRETCH` steps of the
     memory. "agree": those among them where the earlier step that the first layer attends to most is one of these.
     """
-    counted = agree = 0
+    counted = 0
+    agree = 0
     known = [recording for recording in recordings if recording.effects and recording.attention]
+    if not known:
+        return None
     for recording in known:
         assert recording.effects
         by_step = recording.attention[0].by_step()
@@ -206,24 +220,35 @@ def agreement(recordings: Sequence[Recording]) -> dict[str, int] | None:
             if found.stretch_effect < math.log(DECISIVE):
                 continue
             first, last = found.stretch
+            most = by_step[step, :step].argmax()
             counted += 1
-            agree += bool(first <= by_step[step, :step].argmax() <= last)
-    return {"agree": agree, "of": counted, "steps": STRETCH} if known else None
+            agree += bool(first <= most <= last)
+    return {"agree": agree, "of": counted, "steps": STRETCH}
 
 
 def _plain(situation: Mapping[str, Any]) -> dict[str, Any]:
-    places = {name: rounded(np.array(of[1:], float)) for name, of in situation.items() if isinstance(of, tuple)}
-    return {name: [of[0], *places[name]] if name in places else of for name, of in situation.items()}
+    """A situation as JSON can hold it: words, or a list of words, x and y."""
+    found: dict[str, Any] = {}
+    for name, said in situation.items():
+        if isinstance(said, tuple):
+            words, *place = said
+            found[name] = [words, *rounded(np.array(place, float))]
+        else:
+            found[name] = said
+    return found
 
 
 def _sheets(frames: np.ndarray) -> list[str]:
     """Frames [T, height, width, 3] as data URLs of WebP pictures, ten columns each; without loss if they are small."""
-    pictures, (height, width) = [], frames.shape[1:3]
+    _, height, width, _ = frames.shape
+    pictures = []
     for begin in range(0, len(frames), SHEET_FRAMES):
         part = frames[begin : begin + SHEET_FRAMES]
-        grid = np.pad(part, [(0, -len(part) % 10), (0, 0), (0, 0), (0, 0)]).reshape(-1, 10, height, width, 3)
-        pictures.append(grid.swapaxes(1, 2).reshape(-1, 10 * width, 3))
+        missing = -len(part) % SHEET_COLUMNS
+        filled = np.pad(part, [(0, missing), (0, 0), (0, 0), (0, 0)])
+        grid = filled.reshape(-1, SHEET_COLUMNS, height, width, 3).swapaxes(1, 2)
+        pictures.append(grid.reshape(-1, SHEET_COLUMNS * width, 3))
     sheets = [webp(picture, lossless=True, quality=50) for picture in pictures]
-    if sum(map(len, sheets)) > LOSSLESS_BYTES:
+    if sum(len(sheet) for sheet in sheets) > LOSSLESS_BYTES:
         sheets = [webp(picture, quality=85) for picture in pictures]
     return sheets

@@ -14,14 +14,17 @@ def draw(data: dict[str, Any]) -> dict[str, bytes]:
 
     The same numbers give the same files.
     """
+    figures = {"curves": _curves(data), "scores": _scores(data)}
     found = {}
-    for name, figure in (("curves", _curves(data)), ("scores", _scores(data))):
+    for name, figure in figures.items():
         for axes in figure.axes:
             axes.spines[["top", "right"]].set_visible(False)
         for kind in ("png", "svg"):
+            # Without these an SVG would have the time, and random names of its parts.
+            metadata = {"Date": None} if kind == "svg" else None
             content = io.BytesIO()
             with matplotlib.rc_context({"svg.hashsalt": name}):
-                figure.savefig(content, format=kind, dpi=160, metadata={"Date": None} if kind == "svg" else None)
+                figure.savefig(content, format=kind, dpi=160, metadata=metadata)
             found[f"{name}.{kind}"] = content.getvalue()
     return found
 
@@ -50,19 +53,23 @@ def _curves(data: dict[str, Any]) -> Figure:
     count = max(1, len(data["panels"]))
     figure = Figure((max(9.0, 4.6 * count), 4.0), layout="constrained")
     panels = figure.subplots(1, count, squeeze=False, sharey=True)[0]
+    unit = "environment frames" if data["unit"] == "frames" else data["unit"]
     for axes, panel in zip(panels, data["panels"]):
         for line in panel["series"]:
-            style = {"color": f"C{line['index'] % 10}", "linestyle": "--" if line["dash"] else "-"}
+            color = f"C{line['index'] % 10}"
+            dashes = "--" if line["dash"] else "-"
+            style = {"color": color, "linestyle": dashes}
             if line.get("thin"):
                 axes.plot(line["x"], line["y"], linewidth=0.6, alpha=0.35, **style)
                 continue
             axes.plot(line["x"], line["y"], linewidth=1.9, label=line["name"], **style)
-            ends = np.array([line["low"], line["high"]], np.float64)
-            axes.fill_between(line["x"], *ends, color=style["color"], alpha=0.16, linewidth=0)
+            low, high = np.array([line["low"], line["high"]], np.float64)
+            axes.fill_between(line["x"], low, high, color=color, alpha=0.16, linewidth=0)
         for line in panel["lines"]:
             axes.axhline(line["value"], color="0.4", linewidth=0.7, linestyle=":")
-        axes.set(xlabel="environment frames" if data["unit"] == "frames" else data["unit"])
-        axes.set(title=panel["title"] if count > 1 else None)
+        axes.set(xlabel=unit)
+        if count > 1:
+            axes.set(title=panel["title"])
         axes.ticklabel_format(axis="x", scilimits=(0, 4))
     panels[0].set_ylabel(data["scale"])
     figure.legend(*panels[0].get_legend_handles_labels(), loc="outside upper left", ncols=5, frameon=False)
@@ -75,10 +82,13 @@ def _scores(data: dict[str, Any]) -> Figure:
     figure = Figure((9.0, 0.9 + 0.42 * len(rows)), layout="constrained")
     axes = figure.subplots()
     for place, row in enumerate(rows):
-        color, ends = f"C{place % 10}", np.array([row["low"], row["high"]], np.float64)
-        axes.plot(ends, [place, place], color=color, linewidth=5, alpha=0.3, solid_capstyle="round")
-        axes.plot(row["points"], [place] * len(row["points"]), "o", markersize=4, color=color, markerfacecolor="none")
+        color = f"C{place % 10}"
+        interval = np.array([row["low"], row["high"]], np.float64)
+        points = row["points"]
+        axes.plot(interval, [place, place], color=color, linewidth=5, alpha=0.3, solid_capstyle="round")
+        axes.plot(points, [place] * len(points), "o", markersize=4, color=color, markerfacecolor="none")
         axes.plot(row["value"], place, "D", markersize=6, color=color)
-    axes.set(yticks=range(len(rows)), yticklabels=[row["name"] for row in rows], ylim=(len(rows) - 0.5, -0.5))
+    names = [row["name"] for row in rows]
+    axes.set(yticks=range(len(rows)), yticklabels=names, ylim=(len(rows) - 0.5, -0.5))
     axes.set_xlabel(f"{data['scale']}, evaluation at the end")
     return figure

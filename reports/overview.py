@@ -51,7 +51,9 @@ class Score(NamedTuple):
             value = f"{value} %" if is_range else f"{self.value:.1f} %"
         if is_range:
             return value, f"[{low}, {high}]"
-        return value, "all equal" if self.low == self.high else ""
+        if self.low == self.high:
+            return value, "all equal"
+        return value, ""
 
     def __str__(self) -> str:
         parts = [self.name, *self.texts]
@@ -220,7 +222,9 @@ def read_score(kind: str, evaluation: Mapping[str, Any], row: Mapping[str, Any])
         if math.isfinite(value):
             return Score(_short(scale.name, scale.text), value, training=True)
     loss = row.get("loss/nll", math.nan)
-    return Score("loss", loss, training=True) if math.isfinite(loss) else None
+    if math.isfinite(loss):
+        return Score("loss", loss, training=True)
+    return None
 
 
 def _short(name: str, text: str) -> str:
@@ -258,19 +262,25 @@ def grouped(folder: Path, entries: Sequence[Entry]) -> list[Group]:
     `compressive compare` writes its runs into one folder. A run that is alone with its data is among the other runs of
     its folder.
     """
+    # By folder, kind and data.
     alike = defaultdict[tuple[str, str, str], list[Entry]](list)
     for entry in sorted(entries, key=lambda entry: entry.age):
         alike[_parent(entry), entry.kind, entry.data].append(entry)
+
+    # Runs that nothing is to be compared with are together, whatever they learn from.
     found = defaultdict[tuple[str, str, str], list[Entry]](list)
     for (parent, kind, data), runs in alike.items():
-        is_alone = len(runs) == 1 or not data
-        found[(parent, "", "") if is_alone else (parent, kind, data)] += runs
+        key = (parent, kind, data)
+        if len(runs) == 1 or not data:
+            key = (parent, "", "")
+        found[key] += runs
 
     groups = []
     for (parent, kind, data), runs in found.items():
         runs.sort(key=lambda entry: entry.age)
         variants = label([entry.config for entry in runs]) if data else [entry.about for entry in runs]
-        groups.append(Group(parent, kind, data, (folder / parent / FILE).is_file(), runs, variants))
+        is_sweep = (folder / parent / FILE).is_file()
+        groups.append(Group(parent, kind, data, is_sweep, runs, variants))
     return sorted(groups, key=lambda group: group.entries[0].age)
 
 

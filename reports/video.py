@@ -15,16 +15,23 @@ from reports.actions import columns, received, value_in_words
 from reports.views import BACKGROUND, Look, Panel, coloured, looks, panels, views
 from storage.files import replacing
 
-VIEW, PANEL, STRIP = (640, 480), 280, 120
+VIEW = (640, 480)
+PANEL = 280
+STRIP = 120
 """Pixels: width and height of the view, width of the panel beside it, height of the remembered views below it."""
 LOOKS = 5
 """Remembered views below the view."""
-ACTION_LINES, INSTRUCTION_LINES, LINE_WIDTH = 4, 5, 20
+ACTION_LINES = 4
+INSTRUCTION_LINES = 5
+LINE_WIDTH = 20
 """Most lines of what is said of an action and of an instruction, and most characters of a line."""
 REWARD_SECONDS = 0.7
 """A reward is shown so long."""
-TEXT, FAINT, BAND = (235, 237, 240), (130, 136, 148), (44, 48, 58)
-GOOD, BAD = (92, 184, 92), (224, 92, 84)
+TEXT = (235, 237, 240)
+FAINT = (130, 136, 148)
+BAND = (44, 48, 58)
+GOOD = (92, 184, 92)
+BAD = (224, 92, 84)
 COLOURS = {"routed": (186, 104, 200), "compressed": (226, 122, 63), "memory": (69, 178, 157), "segment": (90, 140, 230)}
 
 
@@ -39,15 +46,26 @@ def film(recordings: Sequence[Recording], path: Path, progress: Callable[[int], 
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     first = recordings[0]
-    fps, attends = round(first.fps * frames_of_step(first)), bool(first.attention)
+    fps = round(first.fps * frames_of_step(first))
+    width, height = frame_size(bool(first.attention))
     with replacing(path) as temporary, av.open(str(temporary.absolute()), "w", format="mp4") as container:
         stream = container.add_stream("libx264", rate=fps, options={"crf": "28", "preset": "veryfast"})
-        stream.width, stream.height = VIEW[0] + PANEL, VIEW[1] + STRIP * attends
-        stream.pix_fmt, stream.time_base = "yuv420p", Fraction(1, fps)
+        stream.width = width
+        stream.height = height
+        stream.pix_fmt = "yuv420p"
+        stream.time_base = Fraction(1, fps)
         for number, picture in enumerate(pictures(recordings), 1):
             container.mux(stream.encode(av.VideoFrame.from_ndarray(picture, format="rgb24")))
             progress(number)
         container.mux(stream.encode(None))
+
+
+def frame_size(attends: bool) -> tuple[int, int]:
+    """Width and height of a frame; of an agent with attention, with a strip of the views that it remembers."""
+    width, height = VIEW
+    if attends:
+        height += STRIP
+    return width + PANEL, height
 
 
 def frames_of_step(recording: Recording) -> int:
@@ -69,7 +87,9 @@ def count_frames(recordings: Sequence[Recording]) -> int:
 def pictures(recordings: Sequence[Recording]) -> Iterator[np.ndarray]:
     """The frames of the video, [height, width, 3] uint8 each."""
     for number, recording in enumerate(recordings, 1):
-        returns, chosen = recording.returns, [(recording.choices == sign).cumsum() for sign in (1, -1)]
+        returns = recording.returns
+        right = (recording.choices == 1).cumsum()
+        wrong = (recording.choices == -1).cumsum()
         shown = views(recording)
         actions = action_lines(recording)
         instructions = instruction_lines(recording)
@@ -84,22 +104,25 @@ def pictures(recordings: Sequence[Recording]) -> Iterator[np.ndarray]:
             for name, value in [*instructions[step], *actions[step]]:
                 frame.line(name, value)
             frame.line("value", f"{recording.values[step]:+.2f}")
-            reward = recording.rewards[max(0, step - kept) : step].sum()
-            frame.line(
-                "score", f"{returns[step]:+.4g}", f"{reward:+.4g}" if reward else "", GOOD if reward > 0 else BAD
-            )
+            recent = recording.rewards[max(0, step - kept) : step].sum()
+            reward = f"{recent:+.4g}" if recent else ""
+            colour = GOOD if recent > 0 else BAD
+            frame.line("score", f"{returns[step]:+.4g}", reward, colour)
             if recording.choices.any():
-                right, wrong = (int(count[step]) for count in chosen)
-                frame.line("choices", f"{right} right, {wrong} wrong")
+                frame.line("choices", f"{right[step]} right, {wrong[step]} wrong")
             if recording.attention:
-                frame.attention(dict(zip(recording.kinds, recording.mass[step].mean(axis=(0, 1)).tolist())))
+                shares = recording.mass[step].mean(axis=(0, 1))
+                frame.attention(dict(zip(recording.kinds, shares.tolist())))
                 frame.remembered(shown, remembered)
             if recording.floor_plan and recording.poses is not None:
                 frame.map(recording.floor_plan, recording.poses[: step + 1])
             yield np.asarray(frame.image)
-            for view in () if recording.between is None else recording.between[step]:
-                frame.picture(coloured(view), (0, 0, *VIEW))
-                yield np.asarray(frame.image)
+
+            # The views until the next step, beside the same panel.
+            if recording.between is not None:
+                for between in recording.between[step]:
+                    frame.picture(coloured(between), (0, 0, *VIEW))
+                    yield np.asarray(frame.image)
 
 
 def action_lines(recording: Recording) -> list[list[tuple[str, str]]]:
@@ -161,9 +184,12 @@ class Frame:
     """A frame that is drawn from the top of its panel downward."""
 
     def __init__(self, attends: bool) -> None:
-        self.image = Image.new("RGB", (VIEW[0] + PANEL, VIEW[1] + STRIP * attends), BACKGROUND)
-        self.brush, self.font = ImageDraw.Draw(self.image), ImageFont.load_default(16)
-        self.left, self.top, self.width = VIEW[0] + 18, 16, PANEL - 36
+        self.image = Image.new("RGB", frame_size(attends), BACKGROUND)
+        self.brush = ImageDraw.Draw(self.image)
+        self.font = ImageFont.load_default(16)
+        self.left = VIEW[0] + 18
+        self.top = 16
+        self.width = PANEL - 36
 
     def text(self, left: float, top: float, text: str, colour: Any = TEXT) -> None:
         self.brush.text((left, top), text, fill=colour, font=self.font)
@@ -172,10 +198,11 @@ class Frame:
         """A picture [height, width, 3] uint8, as large as fits into left, top, width and height."""
         left, top, width, height = box
         scale = min(width / view.shape[1], height / view.shape[0])
-        size = (round(view.shape[1] * scale), round(view.shape[0] * scale))
+        wide = round(view.shape[1] * scale)
+        high = round(view.shape[0] * scale)
         filter = Image.Resampling.NEAREST if scale > 4 else Image.Resampling.BICUBIC
-        picture = Image.fromarray(view).resize(size, filter)
-        self.image.paste(picture, (left + (width - size[0]) // 2, top + (height - size[1]) // 2))
+        picture = Image.fromarray(view).resize((wide, high), filter)
+        self.image.paste(picture, (left + (width - wide) // 2, top + (height - high) // 2))
 
     def labels(self, panels: Sequence[Panel], size: tuple[int, int]) -> None:
         """The names of several images that are beside each other in a picture of `size`, height and width, in the view.
@@ -208,41 +235,60 @@ class Frame:
             self.text(self.left, self.top, kind)
             self.text(self.left + self.width - 44, self.top, f"{100 * share:3.0f} %")
             self.top += 22
-            for width, colour in ((self.width, BAND), (round(self.width * share), COLOURS[kind])):
-                self.brush.rectangle((self.left, self.top, self.left + width, self.top + 6), fill=colour)
+            self.bar(self.width, BAND)
+            self.bar(round(self.width * share), COLOURS[kind])
             self.top += 12
+
+    def bar(self, width: int, colour: Any) -> None:
+        self.brush.rectangle((self.left, self.top, self.left + width, self.top + 6), fill=colour)
 
     def remembered(self, shown: np.ndarray, found: Sequence[Look]) -> None:
         """The pictures of the steps that are attended to, below the view; of a slot of several steps the middle one."""
         width = (VIEW[0] + PANEL) // LOOKS
+        top = VIEW[1]
         for index, look in enumerate(found):
-            left, top = index * width, VIEW[1]
-            self.picture(shown[(look.first + look.last) // 2], (left + 4, top + 6, width - 8, STRIP - 36))
-            steps = f"{look.first}" if look.first == look.last else f"{look.first}-{look.last}"
+            left = index * width
+            middle = (look.first + look.last) // 2
+            self.picture(shown[middle], (left + 4, top + 6, width - 8, STRIP - 36))
+            steps = f"{look.first}"
+            if look.last != look.first:
+                steps += f"-{look.last}"
             self.text(left + 8, top + STRIP - 25, f"step {steps}  {100 * look.weight:.0f} %", COLOURS[look.kind])
 
     def map(self, plan: dict[str, Any], poses: np.ndarray) -> None:
         """The path from above in what is left of the panel; y grows to the left of a player who looks along x."""
         walls = np.array(plan["walls"]).reshape(-1, 2, 2)
-        low, high = walls.min(axis=(0, 1)), walls.max(axis=(0, 1))
-        room = np.array([self.width, self.image.height - self.top - 30])
-        if room[1] < 40:
+        low = walls.min(axis=(0, 1))
+        extent = walls.max(axis=(0, 1)) - low
+        height = self.image.height - self.top - 30
+        if height < 40:
             return
-        scale = (room / (high - low)).min()
+        scale = (np.array([self.width, height]) / extent).min()
+        bottom = self.top + 16 + extent[1] * scale
 
         def point(spot: Any) -> tuple[float, float]:
+            """Pixels of a place, of which only x and y are read."""
             x, y = (np.asarray(spot)[:2] - low) * scale
-            return self.left + x, self.top + 16 + (high - low)[1] * scale - y
+            return self.left + x, bottom - y
+
+        def circle(x: float, y: float, radius: float, **colours: Any) -> None:
+            self.brush.ellipse((x - radius, y - radius, x + radius, y + radius), **colours)
 
         for wall in walls:
             self.brush.line([point(wall[0]), point(wall[1])], fill=FAINT, width=2)
         for spot in plan["spots"].values():
             x, y = point(spot)
-            self.brush.ellipse((x - 4, y - 4, x + 4, y + 4), outline=FAINT)
-        recent = [point(pose) for pose in poses[-60:]]
-        for at, (x, y) in enumerate(recent, 1):
-            shade = tuple(round(b + (t - b) * at / len(recent)) for b, t in zip(BAND, TEXT))
-            self.brush.ellipse((x - 1.5, y - 1.5, x + 1.5, y + 1.5), fill=shade)
-        (x, y), yaw = recent[-1], np.radians(poses[-1, 2])
+            circle(x, y, 4, outline=FAINT)
+
+        # The way of the last steps, brighter toward the present one.
+        recent = poses[-60:]
+        for number, pose in enumerate(recent, 1):
+            x, y = point(pose)
+            shade = tuple(round(dark + (bright - dark) * number / len(recent)) for dark, bright in zip(BAND, TEXT))
+            circle(x, y, 1.5, fill=shade)
+
+        # The player, and where it looks.
+        x, y = point(poses[-1])
+        yaw = np.radians(poses[-1, 2])
         self.brush.line([(x, y), (x + 12 * np.cos(yaw), y - 12 * np.sin(yaw))], fill=TEXT, width=2)
-        self.brush.ellipse((x - 4, y - 4, x + 4, y + 4), fill=TEXT)
+        circle(x, y, 4, fill=TEXT)
