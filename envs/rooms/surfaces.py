@@ -18,7 +18,8 @@ Pattern = Callable[[Floats, Floats, np.random.Generator], Floats]
 #: The u after which noise repeats: walls repeat one tile of this length.
 PERIOD = 64
 #: Least and greatest brightness of a surface's colours, 0..1: objects' glow is brighter.
-DARKEST, BRIGHTEST = 0.1, 0.75
+DARKEST = 0.1
+BRIGHTEST = 0.75
 
 
 def hexagons(x: Floats, y: Floats, length: float, width: float) -> tuple[Floats, Floats]:
@@ -26,16 +27,31 @@ def hexagons(x: Floats, y: Floats, length: float, width: float) -> tuple[Floats,
 
     Rows of hexagons lie along y, one every `width`; two rows take `length` of x.
     """
-    best, cell = np.full(x.shape, np.inf), np.zeros(x.shape)
+    nearest = np.full(x.shape, np.inf)
+    cell = np.zeros(x.shape)
+    # Every second row is shifted by half a hexagon. A point is in the hexagon whose centre is the nearest.
     for shift in (0.0, 0.5):
-        row, column = np.floor(x / length + 0.5 - shift), np.floor(y / width + shift)
+        row = np.floor(x / length + 0.5 - shift)
+        column = np.floor(y / width + shift)
         dx = np.abs(x / length - row - shift) * np.sqrt(3.0)
         dy = np.abs(y / width - column - 0.5 + shift)
-        edge = 2.0 * np.maximum(dy, 0.5 * dy + 0.866 * dx)
-        nearer = edge < best
-        best = np.where(nearer, edge, best)
-        cell = np.where(nearer, column * 7.0 + row * 13.0 + shift * 5.0, cell)
-    return best, cell
+        distance = 2.0 * np.maximum(dy, 0.5 * dy + 0.866 * dx)
+        number = column * 7.0 + row * 13.0 + shift * 5.0
+
+        is_nearer = distance < nearest
+        nearest = np.where(is_nearer, distance, nearest)
+        cell = np.where(is_nearer, number, cell)
+    return nearest, cell
+
+
+def _between(low: Floats, high: Floats, share: Floats) -> Floats:
+    """Values between two: `low` at share 0, `high` at share 1."""
+    return low + share * (high - low)
+
+
+def _smooth(share: Floats) -> Floats:
+    """Takes 0..1 to 0..1 with slope 0 at both ends, so that noise shows no edges between cells."""
+    return share * share * (3.0 - 2.0 * share)
 
 
 def noise(x: Floats, y: Floats, rng: np.random.Generator, finest: float, roughness: float) -> Floats:
@@ -43,19 +59,37 @@ def noise(x: Floats, y: Floats, rng: np.random.Generator, finest: float, roughne
 
     Each grid has `roughness` times the weight of the coarser one.
     """
-    total, weight, cell = np.zeros(x.shape), 1.0, 32.0
+    total = np.zeros(x.shape)
+    weight = 1.0
+    cell = 32.0
     while cell >= finest:
         size = int(PERIOD / cell)
         grid = rng.random((size, size))
-        column, row = np.floor(x / cell).astype(int), np.floor(y / cell).astype(int)
-        u, v = x / cell - column, y / cell - row
-        u, v = u * u * (3.0 - 2.0 * u), v * v * (3.0 - 2.0 * v)
-        corners = [grid[(column + a) % size, (row + b) % size] for a in (0, 1) for b in (0, 1)]
-        low, high = corners[0] + v * (corners[1] - corners[0]), corners[2] + v * (corners[3] - corners[2])
-        total += weight * (low + u * (high - low))
+
+        # The cell of the grid in which each point lies; the last cell ends at the first column or row.
+        column = np.floor(x / cell).astype(int)
+        row = np.floor(y / cell).astype(int)
+        left = column % size
+        right = (column + 1) % size
+        top = row % size
+        bottom = (row + 1) % size
+
+        # Between the values at its four corners, by the point's place in the cell.
+        across = _smooth(x / cell - column)
+        down = _smooth(y / cell - row)
+        at_left = _between(grid[left, top], grid[left, bottom], down)
+        at_right = _between(grid[right, top], grid[right, bottom], down)
+        total += weight * _between(at_left, at_right, across)
+
         weight *= roughness
         cell /= 2.0
-    return (total - total.min()) / max(float(np.ptp(total)), 1e-9)
+    spread = max(float(np.ptp(total)), 1e-9)
+    return (total - total.min()) / spread
+
+
+def _offset(points: Floats, centre: float) -> Floats:
+    """The way along one axis from a centre to each point, -PERIOD/2 to PERIOD/2: to its nearest repetition."""
+    return (points - centre + PERIOD / 2) % PERIOD - PERIOD / 2
 
 
 def _width(rng: np.random.Generator) -> float:
@@ -73,25 +107,40 @@ def _flat(x: Floats, y: Floats, rng: np.random.Generator) -> Floats:
 
 
 def _noise(x: Floats, y: Floats, rng: np.random.Generator) -> Floats:
-    return noise(x, y, rng, float(rng.choice([2.0, 4.0, 8.0])), rng.uniform(0.4, 0.9))
+    finest = float(rng.choice([2.0, 4.0, 8.0]))
+    roughness = rng.uniform(0.4, 0.9)
+    return noise(x, y, rng, finest, roughness)
 
 
 def _bricks(x: Floats, y: Floats, rng: np.random.Generator) -> Floats:
-    width, joint = _width(rng), rng.uniform(1.5, 4.0)
-    row = np.floor(y / width)
-    along = x / (2.0 * width) + 0.5 * (row % 2)
-    joints = np.minimum(along % 1.0 * 2.0 * width, y % width) < joint
-    return np.where(joints, 1.0, _cell_shade(np.floor(along) + row * 78.233))
+    """Rows of bricks, twice as long as they are high, with pale joints; every second row is shifted by half a brick."""
+    height = _width(rng)
+    joint = rng.uniform(1.5, 4.0)
+    row = np.floor(y / height)
+    along = x / (2.0 * height) + 0.5 * (row % 2)  # in bricks
+
+    from_side = along % 1.0 * 2.0 * height
+    from_top = y % height
+    is_joint = np.minimum(from_side, from_top) < joint
+    brick = np.floor(along) + row * 78.233
+    return np.where(is_joint, 1.0, _cell_shade(brick))
 
 
 def _stripes(x: Floats, y: Floats, rng: np.random.Generator) -> Floats:
+    """Stripes of one width, with soft or with sharp edges."""
     wave = np.sin(x * 2.0 * np.pi / _width(rng))
-    return 0.5 + 0.5 * (np.sign(wave) if rng.random() < 0.5 else wave)
+    if rng.random() < 0.5:
+        wave = np.sign(wave)
+    return 0.5 + 0.5 * wave
 
 
 def _waves(x: Floats, y: Floats, rng: np.random.Generator) -> Floats:
+    """The mean of six sine waves in random directions. Each repeats after `PERIOD`."""
     directions = rng.integers(-3, 4, (6, 2)) * 2.0 * np.pi / PERIOD
-    waves = [np.sin(a * x + b * y + p) for (a, b), p in zip(directions, rng.uniform(0, 6.3, 6))]
+    phases = rng.uniform(0, 6.3, 6)
+    waves = []
+    for (per_x, per_y), phase in zip(directions, phases):
+        waves.append(np.sin(per_x * x + per_y * y + phase))
     return np.clip(0.5 + np.mean(waves, axis=0), 0.0, 1.0)
 
 
@@ -103,33 +152,49 @@ def _hexagons(x: Floats, y: Floats, rng: np.random.Generator) -> Floats:
 
 def _plates(x: Floats, y: Floats, rng: np.random.Generator) -> Floats:
     """Outlines of plates and lines between them, as on the level's own walls, in any strength and density."""
-    shade, line = np.full(x.shape, rng.uniform(0.0, 0.4)), rng.uniform(1.0, 3.0)
+    shade = np.full(x.shape, rng.uniform(0.0, 0.4))
+    line = rng.uniform(1.0, 3.0)
     for _ in range(rng.integers(4, 24)):
         left, top = rng.integers(0, PERIOD, 2)
         wide, tall = rng.integers(8, 40, 2)
-        dx, dy = (x - left) % PERIOD, (y - top) % PERIOD
-        inside = (dx < wide) & (dy < tall)
-        border = inside & ((dx < line) | (dy < line) | (dx >= wide - line) | (dy >= tall - line))
-        drawn = border if rng.random() < 0.6 else inside & (dy < line)
-        shade = np.where(drawn, rng.uniform(0.5, 1.0), shade)
+        dx = (x - left) % PERIOD
+        dy = (y - top) % PERIOD
+
+        # The outline of a plate, or a line along its upper edge.
+        is_inside = (dx < wide) & (dy < tall)
+        if rng.random() < 0.6:
+            is_edge = (dx < line) | (dy < line) | (dx >= wide - line) | (dy >= tall - line)
+        else:
+            is_edge = dy < line
+        shade = np.where(is_inside & is_edge, rng.uniform(0.5, 1.0), shade)
     return shade
 
 
 def _blotches(x: Floats, y: Floats, rng: np.random.Generator) -> Floats:
     """Areas of one shade each, bounded by the level lines of noise."""
     steps = rng.integers(2, 6)
-    return np.floor(noise(x, y, rng, float(rng.choice([4.0, 8.0, 16.0])), 0.6) * steps * 0.999) / (steps - 1)
+    finest = float(rng.choice([4.0, 8.0, 16.0]))
+    height = noise(x, y, rng, finest, 0.6)
+    return np.floor(height * steps * 0.999) / (steps - 1)
 
 
 def _strokes(x: Floats, y: Floats, rng: np.random.Generator) -> Floats:
     """Straight strokes in any direction, of any length and shade."""
     shade = np.full(x.shape, rng.random())
     for _ in range(rng.integers(4, 20)):
-        px, py = rng.uniform(0, PERIOD, 2)
-        angle, reach, width = rng.uniform(0, np.pi), rng.uniform(4.0, 30.0), rng.uniform(1.0, 4.0)
-        dx, dy = (x - px + PERIOD / 2) % PERIOD - PERIOD / 2, (y - py + PERIOD / 2) % PERIOD - PERIOD / 2
-        along, across = dx * np.cos(angle) + dy * np.sin(angle), dy * np.cos(angle) - dx * np.sin(angle)
-        shade = np.where((np.abs(along) < reach) & (np.abs(across) < width), rng.random(), shade)
+        middle_x, middle_y = rng.uniform(0, PERIOD, 2)
+        angle = rng.uniform(0, np.pi)
+        half_length = rng.uniform(4.0, 30.0)
+        half_width = rng.uniform(1.0, 4.0)
+
+        # Each point in the stroke's own frame.
+        dx = _offset(x, middle_x)
+        dy = _offset(y, middle_y)
+        along = dx * np.cos(angle) + dy * np.sin(angle)
+        across = dy * np.cos(angle) - dx * np.sin(angle)
+
+        is_inside = (np.abs(along) < half_length) & (np.abs(across) < half_width)
+        shade = np.where(is_inside, rng.random(), shade)
     return shade
 
 
@@ -141,35 +206,51 @@ def _gradient(x: Floats, y: Floats, rng: np.random.Generator) -> Floats:
 
 def _checker(x: Floats, y: Floats, rng: np.random.Generator) -> Floats:
     width = _width(rng)
-    return (np.floor(x / width) + np.floor(y / width)) % 2
+    column = np.floor(x / width)
+    row = np.floor(y / width)
+    return (column + row) % 2
 
 
 def _marble(x: Floats, y: Floats, rng: np.random.Generator) -> Floats:
-    bent = x + rng.uniform(16.0, 48.0) * noise(x, y, rng, 4.0, 0.6)
+    """Stripes that noise bends."""
+    strength = rng.uniform(16.0, 48.0)
+    bent = x + strength * noise(x, y, rng, 4.0, 0.6)
     return 0.5 + 0.5 * np.sin(bent * 2.0 * np.pi / _width(rng))
 
 
 def _dots(x: Floats, y: Floats, rng: np.random.Generator) -> Floats:
+    """Rows of discs; every second row is shifted by half the distance between two."""
     width = _width(rng)
     row = np.floor(y / width)
-    dx, dy = (x + 0.5 * width * (row % 2)) % width - width / 2, y % width - width / 2
-    return (np.hypot(dx, dy) < rng.uniform(0.2, 0.45) * width).astype(float)
+    shifted = x + 0.5 * width * (row % 2)
+    dx = shifted % width - width / 2
+    dy = y % width - width / 2
+    radius = rng.uniform(0.2, 0.45) * width
+    return (np.hypot(dx, dy) < radius).astype(float)
 
 
 def _zigzag(x: Floats, y: Floats, rng: np.random.Generator) -> Floats:
-    width, high = _width(rng), float(rng.choice([8.0, 16.0]))
-    fold = np.abs(x % width - width / 2) * rng.uniform(0.5, 1.5)
-    return np.floor((y + fold) / high) % 2
+    """Stripes of one height that are folded once in every width."""
+    width = _width(rng)
+    height = float(rng.choice([8.0, 16.0]))
+    steepness = rng.uniform(0.5, 1.5)
+    fold = np.abs(x % width - width / 2) * steepness
+    return np.floor((y + fold) / height) % 2
 
 
 def _cracks(x: Floats, y: Floats, rng: np.random.Generator) -> Floats:
     """Edges between the cells that are nearest to random points."""
+    num_points = int(rng.integers(8, 24))
     distances = []
-    for px, py in rng.uniform(0, PERIOD, (int(rng.integers(8, 24)), 2)):
-        dx, dy = (x - px + PERIOD / 2) % PERIOD - PERIOD / 2, (y - py + PERIOD / 2) % PERIOD - PERIOD / 2
+    for point_x, point_y in rng.uniform(0, PERIOD, (num_points, 2)):
+        dx = _offset(x, point_x)
+        dy = _offset(y, point_y)
         distances.append(np.hypot(dx, dy))
-    nearest = np.partition(np.stack(distances), 1, axis=0)[:2]
-    return np.where(nearest[1] - nearest[0] < rng.uniform(1.5, 4.0), 1.0, 0.4 * nearest[0] / nearest[0].max())
+    nearest, second = np.partition(np.stack(distances), 1, axis=0)[:2]
+
+    # At an edge two points are about as near. Inside a cell it is brighter further from its point.
+    is_edge = second - nearest < rng.uniform(1.5, 4.0)
+    return np.where(is_edge, 1.0, 0.4 * nearest / nearest.max())
 
 
 FAMILIES: dict[str, tuple[Pattern, ...]] = {
@@ -182,7 +263,10 @@ FAMILIES: dict[str, tuple[Pattern, ...]] = {
 
 def colour(rng: np.random.Generator, darkest: float = DARKEST, brightest: float = BRIGHTEST) -> Floats:
     """A colour [3] in 0..255 of any hue and of a brightness between two of 0..1."""
-    return 255.0 * np.array(colorsys.hsv_to_rgb(rng.random(), rng.uniform(0.0, 0.9), rng.uniform(darkest, brightest)))
+    hue = rng.random()
+    saturation = rng.uniform(0.0, 0.9)
+    brightness = rng.uniform(darkest, brightest)
+    return 255.0 * np.array(colorsys.hsv_to_rgb(hue, saturation, brightness))
 
 
 def surface(x: Floats, y: Floats, group: str, seed: int, rng: np.random.Generator) -> Floats:
@@ -191,21 +275,29 @@ def surface(x: Floats, y: Floats, group: str, seed: int, rng: np.random.Generato
     Its rows lie along x or along y. With noise of three colours, which stands for a photograph, where the pattern is
     noise and chance wants it. In the group to train on, some surfaces are two patterns at once or have a colour more.
     """
-    pattern = FAMILIES[group][seed % len(FAMILIES[group])]
+    family = FAMILIES[group]
+    pattern = family[seed % len(family)]
     if rng.random() < 0.5:
         x, y = y, x
-    dark, light = colour(rng), colour(rng)
+    dark = colour(rng)
+    light = colour(rng)
     # Many real surfaces have little contrast.
-    light = dark + rng.uniform(0.15, 1.0) * (light - dark)
+    contrast = rng.uniform(0.15, 1.0)
+    light = dark + contrast * (light - dark)
+
     shade = np.clip(pattern(x, y, rng), 0.0, 1.0)
-    if group == "train" and rng.random() < 0.4:
-        other = FAMILIES[group][rng.integers(len(FAMILIES[group]))]
+    if group == "train" and rng.random() < 0.4:  # two patterns at once
+        other = family[rng.integers(len(family))]
         share = rng.uniform(0.2, 0.8)
         shade = share * shade + (1.0 - share) * np.clip(other(x, y, rng), 0.0, 1.0)
     painted = dark + shade[..., None] * (light - dark)
-    if group == "train" and rng.random() < 0.4:
-        painted += np.clip(2.0 * shade - 1.0, 0.0, 1.0)[..., None] * (colour(rng) - painted)
-    if pattern is _noise and rng.random() < 0.5:
-        third = noise(x, y, rng, 4.0, 0.7)[..., None]
-        painted += third * rng.uniform(0.2, 0.8) * (colour(rng) - painted)
+
+    if group == "train" and rng.random() < 0.4:  # a colour more, where the surface is brighter than in the middle
+        amount = np.clip(2.0 * shade - 1.0, 0.0, 1.0)[..., None]
+        painted += amount * (colour(rng) - painted)
+
+    if pattern is _noise and rng.random() < 0.5:  # like a photograph
+        amount = noise(x, y, rng, 4.0, 0.7)[..., None]
+        amount = amount * rng.uniform(0.2, 0.8)
+        painted += amount * (colour(rng) - painted)
     return painted
