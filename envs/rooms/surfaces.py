@@ -230,7 +230,7 @@ def _dots(x: Floats, y: Floats, rng: np.random.Generator) -> Floats:
 
 
 def _zigzag(x: Floats, y: Floats, rng: np.random.Generator) -> Floats:
-    """Stripes of one height that are folded once in every width."""
+    """Stripes that zigzag: they are folded in the middle of every width."""
     width = _width(rng)
     height = float(rng.choice([8.0, 16.0]))
     steepness = rng.uniform(0.5, 1.5)
@@ -292,12 +292,12 @@ def surface(x: Floats, y: Floats, group: str, seed: int, rng: np.random.Generato
         shade = share * shade + (1.0 - share) * np.clip(other(x, y, rng), 0.0, 1.0)
     painted = dark + shade[..., None] * (light - dark)
 
-    if group == "train" and rng.random() < 0.4:  # a colour more, where the surface is brighter than in the middle
+    if group == "train" and rng.random() < 0.4:  # a colour more, where the pattern is brighter than half
         amount = np.clip(2.0 * shade - 1.0, 0.0, 1.0)[..., None]
         painted += amount * (colour(rng) - painted)
 
     if pattern is _noise and rng.random() < 0.5:  # like a photograph
-        amount = noise(x, y, rng, 4.0, 0.7)[..., None]
-        amount = amount * rng.uniform(0.2, 0.8)
+        clouds = noise(x, y, rng, 4.0, 0.7)[..., None]
+        amount = clouds * rng.uniform(0.2, 0.8)
         painted += amount * (colour(rng) - painted)
     return painted
