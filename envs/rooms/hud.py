@@ -27,10 +27,21 @@ PATCHES = np.array(
 DISC = (67.5, 46.5, 3.6)
 #: Glyphs of 3 x 5 pixels, a row per octal digit: the digits 0..9, then minus.
 _GLYPHS = "75557 26227 71747 71717 55711 74717 74757 71222 75757 75717 00700"
-FONT: NDArray[np.bool_] = np.array(
-    [[[int(row) >> c & 1 for c in (2, 1, 0)] for row in g] for g in _GLYPHS.split()], bool
-)
 MINUS = 10
+
+
+def _font() -> NDArray[np.bool_]:
+    """The pixels [11, 5, 3] of the glyphs."""
+    glyphs = _GLYPHS.split()
+    font = np.zeros((len(glyphs), 5, 3), bool)
+    for number, glyph in enumerate(glyphs):
+        for row, digit in enumerate(glyph):
+            bits = int(digit)
+            font[number, row] = bits & 4, bits & 2, bits & 1
+    return font
+
+
+FONT = _font()
 
 
 @register_jitable
@@ -39,7 +50,8 @@ def _blend(
 ) -> None:
     """Moves a pixel towards a colour by a share 0..1; pixels outside of the image are left out."""
     if 0 <= row < image.shape[0] and 0 <= column < image.shape[1]:
-        pixel, share = image[row, column], min(strength, 1.0)
+        pixel = image[row, column]
+        share = min(strength, 1.0)
         pixel[0] = np.uint8(pixel[0] + share * (red - pixel[0]))
         pixel[1] = np.uint8(pixel[1] + share * (green - pixel[1]))
         pixel[2] = np.uint8(pixel[2] + share * (blue - pixel[2]))
@@ -48,7 +60,9 @@ def _blend(
 @register_jitable
 def _columns(own: tuple[int, int], low: int, high: int) -> range:
     """Those of low..high - 1 among the columns start, start + stride and so on, where `own` is (start, stride)."""
-    return range(low + (own[0] - low) % own[1], high, own[1])
+    start, stride = own
+    first = low + (start - low) % stride
+    return range(first, high, stride)
 
 
 @register_jitable
@@ -64,11 +78,16 @@ def _glyph(
     strength: float,
 ) -> None:
     """Draws one glyph of the font, `high` x `wide` pixels with the gap to the next; the size may be a fraction."""
-    rows, columns = max(int(high), 1), max(int(0.9 * wide), 1)
+    first_row = int(row)
+    first_column = int(left)
+    rows = max(int(high), 1)
+    columns = max(int(0.9 * wide), 1)
     for r in range(rows):
-        for column in _columns(own, int(left), int(left) + columns):
-            if FONT[glyph, int((r + 0.5) * 5 / rows), int((column - int(left) + 0.5) * 3 / columns)]:
-                _blend(image, int(row) + r, column, colour[0], colour[1], colour[2], strength)
+        font_row = int((r + 0.5) * 5 / rows)
+        for column in _columns(own, first_column, first_column + columns):
+            font_column = int((column - first_column + 0.5) * 3 / columns)
+            if FONT[glyph, font_row, font_column]:
+                _blend(image, first_row + r, column, colour[0], colour[1], colour[2], strength)
 
 
 @register_jitable
@@ -84,7 +103,9 @@ def _number(
     strength: float,
 ) -> None:
     """Draws an integer that ends at column `right`."""
-    rest, begun = abs(value), False
+    # The digits from the last to the first; of 0 one as well.
+    rest = abs(value)
+    begun = False
     while rest > 0 or not begun:
         right -= wide
         _glyph(image, own, rest % 10, row, right, high, wide, colour, strength)
@@ -104,24 +125,47 @@ def draw(
     """
     if style.hud == 0.0:
         return
-    y, x, strength = image.shape[0] / 72.0, image.shape[1] / 96.0, style.hud
-    own, low, left, right = (start, stride), -style.hud_shift, style.hud_shift, -style.hud_shift
+    own = (start, stride)
+    strength = style.hud
+    # Pixels of one unit, which is a pixel of the view that was measured.
+    y = image.shape[0] / 72.0
+    x = image.shape[1] / 96.0
+    # Random looks move all parts towards the middle. Added to rows at the bottom, to columns at the left and the right:
+    low = -style.hud_shift
+    left = style.hud_shift
+    right = -style.hud_shift
+
     for k in range(PATCHES.shape[0]):
         patch = PATCHES[k]
         shift = left if patch[1] < 72.0 else right
-        for row in range(int((patch[0] + low) * y), int((patch[0] + patch[2] + low) * y)):
-            for column in _columns(own, int((patch[1] + shift) * x), int((patch[1] + patch[3] + shift) * x)):
+        first_row = int((patch[0] + low) * y)
+        end_row = int((patch[0] + patch[2] + low) * y)
+        first_column = int((patch[1] + shift) * x)
+        end_column = int((patch[1] + patch[3] + shift) * x)
+        for row in range(first_row, end_row):
+            for column in _columns(own, first_column, end_column):
                 _blend(image, row, column, patch[4], patch[5], patch[6], patch[7] * strength)
-    reach = DISC[2] * y
-    middle, centre = (DISC[0] + low) * y, (DISC[1] + left) * x
-    for row in range(int(middle - reach), int(middle + reach) + 1):
-        for column in _columns(own, int(centre - reach), int(centre + reach) + 1):
-            if (row + 0.5 - middle) ** 2 + (column + 0.5 - centre) ** 2 < reach * reach:
+
+    middle = (DISC[0] + low) * y
+    centre = (DISC[1] + left) * x
+    radius = DISC[2] * y
+    for row in range(int(middle - radius), int(middle + radius) + 1):
+        for column in _columns(own, int(centre - radius), int(centre + radius) + 1):
+            if (row + 0.5 - middle) ** 2 + (column + 0.5 - centre) ** 2 < radius * radius:
                 _blend(image, row, column, style.disc[0], style.disc[1], style.disc[2], strength)
-    health = max(125 - int((state.frame[i] - state.shown[i]) * FRAME_SECONDS), 100)
-    _number(image, own, 100, (65 + low) * y, (15 + left) * x, 7 * y, 4.3 * x, (220.0, 150.0, 10.0), 0.3 * strength)
-    _number(image, own, health, (65 + low) * y, (42 + left) * x, 7 * y, 4.7 * x, (225.0, 220.0, 215.0), 0.3 * strength)
+
+    # Health falls from 125 by 1 a second.
+    seconds_shown = int((state.frame[i] - state.shown[i]) * FRAME_SECONDS)
+    health = max(125 - seconds_shown, 100)
+    row_of_health = (65 + low) * y
+    faint = 0.3 * strength
+    _number(image, own, 100, row_of_health, (15 + left) * x, 7 * y, 4.3 * x, (220.0, 150.0, 10.0), faint)
+    _number(image, own, health, row_of_health, (42 + left) * x, 7 * y, 4.7 * x, (225.0, 220.0, 215.0), faint)
+
+    edge = (96 + right) * x
     score = round(state.score[i])
-    _number(image, own, score, (61 + low) * y, (96 + right) * x, 3 * y, 2.0 * x, (235.0, 235.0, 240.0), 0.5 * strength)
-    seconds = -((state.frame[i] - plan.episode_frames) // FRAMES_PER_SECOND)
-    _number(image, own, seconds, (1 - low) * y, (96 + right) * x, 2.5 * y, 2.6 * x, (20.0, 26.0, 36.0), 0.85 * strength)
+    _number(image, own, score, (61 + low) * y, edge, 3 * y, 2.0 * x, (235.0, 235.0, 240.0), 0.5 * strength)
+
+    # The time left in seconds, rounded up.
+    seconds_left = -((state.frame[i] - plan.episode_frames) // FRAMES_PER_SECOND)
+    _number(image, own, seconds_left, (1 - low) * y, edge, 2.5 * y, 2.6 * x, (20.0, 26.0, 36.0), 0.85 * strength)
