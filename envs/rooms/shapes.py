@@ -38,67 +38,108 @@ def _length(a: float, b: float) -> float:
 @register_jitable
 def _box(x: float, y: float, z: float, a: float, b: float, c: float) -> float:
     """Signed distance to the box |x| <= a, |y| <= b, |z| <= c."""
-    dx, dy, dz = abs(x) - a, abs(y) - b, abs(z) - c
+    dx = abs(x) - a
+    dy = abs(y) - b
+    dz = abs(z) - c
     outside = math.sqrt(max(dx, 0.0) ** 2 + max(dy, 0.0) ** 2 + max(dz, 0.0) ** 2)
-    return outside + min(max(dx, max(dy, dz)), 0.0)
+    inside = min(max(dx, max(dy, dz)), 0.0)
+    return outside + inside
 
 
 @register_jitable
 def _tube(across: float, along: float, radius: float, half: float) -> float:
     """Signed distance to a cylinder, from the distance to its axis and the coordinate along it."""
-    da, dh = across - radius, abs(along) - half
-    if da <= 0.0 or dh <= 0.0:
-        return max(da, dh)
-    return math.sqrt(da * da + dh * dh)
+    from_side = across - radius
+    from_end = abs(along) - half
+    if from_side <= 0.0 or from_end <= 0.0:
+        return max(from_side, from_end)
+    return math.sqrt(from_side * from_side + from_end * from_end)
 
 
 @register_jitable(forceinline=True)  # a call would cost as much as the least of the shapes
-def distances(shape: int, x: float, y: float, z: float) -> tuple[float, float]:
+def distances(shape: int, x: float, y: float, z: float) -> tuple[float, float]:  # noqa: PLR0915 (a list of twelve)
     """Distances (a lower bound of each) from the point to the glowing body and to the metal of a shape."""
-    r = math.sqrt(x * x + y * y)
+    r = math.sqrt(x * x + y * y)  # from the spin axis
+
     if shape == 0:  # barbell: a rod between two mushroom caps on dark plates
         end = abs(z) - 0.6
-        cap = max(_length(r, 1.1 * end) - 0.45, -end) * 0.9
-        return min(cap, _tube(r, z, 0.17, 0.62)), _tube(r, abs(z) - 0.55, 0.32, 0.07)
+        caps = max(_length(r, 1.1 * end) - 0.45, -end) * 0.9
+        rod = _tube(r, z, 0.17, 0.62)
+        plates = _tube(r, abs(z) - 0.55, 0.32, 0.07)
+        return min(caps, rod), plates
+
     if shape == 1:  # coil: a short stack with a helical rib, between dark caps
-        body = 0.8 * (r - 0.4 - 0.06 * math.sin(math.atan2(y, x) - 12.0 * z))
-        caps = 0.95 * _tube(r + 0.35 * max(z - 0.65, 0.0), abs(z + 0.11) - 0.75, 0.57, 0.23)
-        return max(body, abs(z + 0.11) - 0.6), min(caps, _box(x, y, z - 0.98, 0.2, 0.05, 0.1))
+        height = abs(z + 0.11)
+        stack = 0.8 * (r - 0.4 - 0.06 * math.sin(math.atan2(y, x) - 12.0 * z))
+        caps = 0.95 * _tube(r + 0.35 * max(z - 0.65, 0.0), height - 0.75, 0.57, 0.23)
+        knob = _box(x, y, z - 0.98, 0.2, 0.05, 0.1)
+        return max(stack, height - 0.6), min(caps, knob)
+
     if shape == 2:  # cone: a flask on a wide dark base, with a dark neck
-        glow = max(0.9 * (r - 0.25 - 0.48 * (0.44 - z)), abs(z - 0.05) - 0.41)
-        return glow, min(_tube(r, z + 0.72, 0.74, 0.37), _tube(r, z - 0.76, 0.24, 0.33))
+        side = 0.9 * (r - 0.25 - 0.48 * (0.44 - z))
+        flask = max(side, abs(z - 0.05) - 0.41)
+        base = _tube(r, z + 0.72, 0.74, 0.37)
+        neck = _tube(r, z - 0.76, 0.24, 0.33)
+        return flask, min(base, neck)
+
     if shape == 3:  # crossbar: a stout body on a dark foot, with two arms at its dark head
-        glow = min(_tube(r, z + 0.05, 0.36, 0.55), _box(x, y, z - 0.73, 0.94, 0.15, 0.15))
-        return glow, _tube(r, abs(z + 0.04) - 0.77, 0.43, 0.27)
+        body = _tube(r, z + 0.05, 0.36, 0.55)
+        arms = _box(x, y, z - 0.73, 0.94, 0.15, 0.15)
+        foot_and_head = _tube(r, abs(z + 0.04) - 0.77, 0.43, 0.27)
+        return min(body, arms), foot_and_head
+
     if shape == 4:  # cube: a flat box with a dark lid and a thin dark base
-        lid = min(_box(x, y, z - 0.72, 1.0, 0.55, 0.36), _box(x, y, z + 1.04, 1.0, 0.55, 0.04))
-        return _box(x, y, z + 0.34, 0.97, 0.52, 0.7), lid
+        box = _box(x, y, z + 0.34, 0.97, 0.52, 0.7)
+        lid = _box(x, y, z - 0.72, 1.0, 0.55, 0.36)
+        base = _box(x, y, z + 1.04, 1.0, 0.55, 0.04)
+        return box, min(lid, base)
+
     if shape == 5:  # cylinder: on a low dark foot, under a flange with a dome and a handle
+        body = _tube(r, z + 0.47, 0.48, 0.88)
         dome = max(0.95 * (r + 0.3 * (z - 0.4) - 0.6), abs(z - 0.72) - 0.32)
         handle = _length(_length(x, 0.7 * (z - 1.02)) - 0.28, y) - 0.06
-        return _tube(r, z + 0.47, 0.48, 0.88), min(min(dome, handle), _tube(r, z + 1.44, 0.49, 0.1))
+        foot = _tube(r, z + 1.44, 0.49, 0.1)
+        return body, min(min(dome, handle), foot)
+
     if shape == 6:  # double prism: lying, tapered to both ends, with a dark belt and tips
         taper = 0.26 * abs(x)
-        glow = max(0.94 * (max(abs(y), abs(z)) + taper - 0.51), abs(x) - 0.96)
-        return glow, min(_box(x, y, z, 0.1, 0.52, 0.53), _box(abs(x) - 0.97, y, z, 0.04, 0.28, 0.28))
+        side = 0.94 * (max(abs(y), abs(z)) + taper - 0.51)
+        prisms = max(side, abs(x) - 0.96)
+        belt = _box(x, y, z, 0.1, 0.52, 0.53)
+        tips = _box(abs(x) - 0.97, y, z, 0.04, 0.28, 0.28)
+        return prisms, min(belt, tips)
+
     if shape == 7:  # glow ball: with grey studs on its axes and diagonals
-        ball = math.sqrt(r * r + z * z)
-        a, b, c = abs(x), abs(y), abs(z)
-        axis = ball * ball + 0.81 - 1.8 * max(a, max(b, c))
-        diagonal = ball * ball + 0.81 - 1.04 * (a + b + c)
-        return ball - 0.85, math.sqrt(max(min(axis, diagonal), 0.0)) - 0.15
+        from_centre = math.sqrt(r * r + z * z)
+        a = abs(x)
+        b = abs(y)
+        c = abs(z)
+        # Squared distances to the nearest stud of either sort.
+        on_axis = from_centre * from_centre + 0.81 - 1.8 * max(a, max(b, c))
+        on_diagonal = from_centre * from_centre + 0.81 - 1.04 * (a + b + c)
+        studs = math.sqrt(max(min(on_axis, on_diagonal), 0.0)) - 0.15
+        return from_centre - 0.85, studs
+
     if shape == 8:  # pot cone: a cup that widens to the top, under a wide dark rim
-        glow = max(0.95 * (r - 0.34 - 0.26 * (z + 1.0)), abs(z + 0.3) - 0.72)
+        cup = max(0.95 * (r - 0.34 - 0.26 * (z + 1.0)), abs(z + 0.3) - 0.72)
         rim = max(0.87 * (r - 0.96 + 0.55 * (z - 0.42)), abs(z - 0.71) - 0.31)
-        return glow, rim
+        return cup, rim
+
     if shape == 9:  # prism jack: a thin upright cross with a dark hub
-        glow = min(_box(x, y, z, 0.97, 0.12, 0.12), _box(x, y, z, 0.12, 0.12, 1.0))
-        return glow, _box(x, y, z, 0.19, 0.19, 0.17)
+        across = _box(x, y, z, 0.97, 0.12, 0.12)
+        upright = _box(x, y, z, 0.12, 0.12, 1.0)
+        hub = _box(x, y, z, 0.19, 0.19, 0.17)
+        return min(across, upright), hub
+
     if shape == 10:  # sphere: two lobes with a grey belt between them
-        lobe = math.sqrt((abs(x) - 0.12) ** 2 + y * y + z * z)
-        return lobe - 0.83, _tube(_length(y, z), x, 0.92, 0.1)
+        lobes = math.sqrt((abs(x) - 0.12) ** 2 + y * y + z * z) - 0.83
+        belt = _tube(_length(y, z), x, 0.92, 0.1)
+        return lobes, belt
+
     # toroid: an upright ring with a grey collar at its top and bottom
-    return _length(_length(x, z) - 0.79, y) - 0.2, _box(x, y, abs(z) - 0.82, 0.17, 0.23, 0.24)
+    ring = _length(_length(x, z) - 0.79, y) - 0.2
+    collars = _box(x, y, abs(z) - 0.82, 0.17, 0.23, 0.24)
+    return ring, collars
 
 
 @register_jitable
@@ -112,16 +153,22 @@ def trace(
     Returns (hit, glow, light): whether it meets the shape, whether at its glowing body rather than its metal, and about
     the cosine 0..1 between the surface's normal and the ray's reverse: the rate at which the distance fell last.
     """
-    length, towards = dx * dx + dy * dy + dz * dz, x * dx + y * dy + z * dz
+    # Does the ray meet the ball?
+    length = dx * dx + dy * dy + dz * dz  # squared
+    towards = x * dx + y * dy + z * dz
     if (x * x + y * y + z * z - ball * ball) * length > towards * towards:
         return False, False, 0.0
+
+    # Nothing is nearer than the distance, so that a step of that length passes through nothing.
     inverse = 1.0 / math.sqrt(length)
-    t, before = t0, 1e9
+    t = t0
+    before = 1e9
     for _ in range(40):
         glow, metal = distances(kind, x + t * dx, y + t * dy, z + t * dz)
         near = min(glow, metal)
         if near < NEAR:
-            return True, glow <= metal, min(max(1.0 - near / before, 0.0), 1.0)
+            light = min(max(1.0 - near / before, 0.0), 1.0)
+            return True, glow <= metal, light
         t += near * inverse
         before = near
         if t > t1:
