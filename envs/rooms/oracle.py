@@ -16,23 +16,36 @@ def oracle_actions(env: Any, choose_match: NDArray[np.bool_] | None = None) -> N
 
     The player turns towards the target while running, whenever one look action brings him nearer to its bearing.
     """
-    state, plan = env.state, env.level
+    state = env.state
+    plan = env.level
     side = 1 - state.match_side
     if choose_match is not None:
         side = np.where(choose_match, 1 - side, side)
-    # The target is the middle of the pad, or the near edge of the pickup zone, a little inside.
-    inner, goal = 0.85 * plan.pickup[2], plan.choices[side]
-    goal_y = np.where(goal[:, 1] > plan.arrival[1], goal[:, 1] - inner, goal[:, 1] + inner)
+
+    # In the room of the choice the target is the near edge of the object's pickup zone, a little inside.
+    goal = plan.choices[side]
+    inward = 0.85 * plan.pickup[2]
+    is_left = goal[:, 1] > plan.arrival[1]
     goal_x = goal[:, 0] + 0.9 * plan.pickup[0]
-    first = state.room == level.ROOM_1
-    goal_x = np.where(first, (plan.pad[0] + plan.pad[2]) / 2, goal_x)
-    goal_y = np.where(first, (plan.pad[1] + plan.pad[3]) / 2, goal_y)
-    bearing = np.degrees(np.arctan2(goal_y - state.y, np.maximum(goal_x - state.x, 1.0)))
+    goal_y = np.where(is_left, goal[:, 1] - inward, goal[:, 1] + inward)
+
+    # In the room of the example it is the middle of the pad.
+    in_room_1 = state.room == level.ROOM_1
+    goal_x = np.where(in_room_1, (plan.pad[0] + plan.pad[2]) / 2, goal_x)
+    goal_y = np.where(in_room_1, (plan.pad[1] + plan.pad[3]) / 2, goal_y)
+
+    # The angle to the target, -180 to 180 degrees, positive to the left.
+    ahead = np.maximum(goal_x - state.x, 1.0)
+    bearing = np.degrees(np.arctan2(goal_y - state.y, ahead))
     off = (bearing - state.yaw + 180.0) % 360.0 - 180.0
+
     names = env.config.action_names
-    forward, left, right = map(names.index, ("forward", "look left, forward", "look right, forward"))
-    step = 0.5 * plan.actions[right, 0] * DEGREES_PER_PIXEL * plan.action_repeat
-    return np.where(off > step, left, np.where(off < -step, right, forward))
+    forward = names.index("forward")
+    left = names.index("look left, forward")
+    right = names.index("look right, forward")
+    # An action is worth its turn where it brings the bearing nearer: from half of the turn on.
+    half_turn = 0.5 * plan.actions[right, 0] * DEGREES_PER_PIXEL * plan.action_repeat
+    return np.select([off > half_turn, off < -half_turn], [left, right], forward)
 
 
 def memory_spans(env: Any, altered: Any, seed: int = 0) -> NDArray[np.int64]:
@@ -43,17 +56,25 @@ def memory_spans(env: Any, altered: Any, seed: int = 0) -> NDArray[np.int64]:
     Counted from the last view in which another object in the example's place would look different, to the first view
     of the choice. A slower player, or one that sees less of the example, needs more.
     """
-    num_envs, examples = env.num_envs, env.config.examples
-    rows = np.arange(num_envs)
-    view, state = env.reset(seed=seed)[0], env.state
-    seen = np.zeros((num_envs, examples), int)
-    visit, spans = state.visit.copy(), []
+    examples = env.config.examples
+    rows = np.arange(env.num_envs)
+    view, _ = env.reset(seed=seed)
+    state = env.state
+    last_seen = np.zeros((env.num_envs, examples), int)  # the step at which each example was visible last
+    visit_before = state.visit.copy()
+    spans = []
     for step in range(env.config.episode_steps):
-        other = altered.set_state(env.get_state() | {"match": (state.match + 1) % env.config.num_objects})
-        shown = (state.room == level.ROOM_1) & (view != other).any((1, 2, 3))
-        seen[rows[shown], state.visit[shown]] = step
-        asked = (state.room == level.ROOM_2) & (state.visit != visit)
-        spans.append(step - seen[rows[asked], state.visit[asked] - examples - 1])
-        visit[:] = state.visit
-        view = env.step(oracle_actions(env))[0]
+        # An example is visible where another object in its place changes the view.
+        another = (state.match + 1) % env.config.num_objects
+        altered_view = altered.set_state(env.get_state() | {"match": another})
+        is_visible = (state.room == level.ROOM_1) & (view != altered_view).any((1, 2, 3))
+        last_seen[rows[is_visible], state.visit[is_visible]] = step
+
+        # Where the room of a choice has just been entered; visit `examples` + 1 asks for example 0.
+        is_asked = (state.room == level.ROOM_2) & (state.visit != visit_before)
+        example = state.visit[is_asked] - examples - 1
+        spans.append(step - last_seen[rows[is_asked], example])
+
+        visit_before[:] = state.visit
+        view, *_ = env.step(oracle_actions(env))
     return np.concatenate(spans)

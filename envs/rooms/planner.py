@@ -78,11 +78,14 @@ class Planner:
 
     def _keys(self, state: level.State) -> list[tuple[Any, ...]]:
         """By environment: all that decides how its trial goes on."""
-        left = np.minimum(self.plan.episode_frames - state.shown, MOST_FRAMES)
-        columns = [state.frame - state.shown, state.match_side, left]
+        age = state.frame - state.shown
+        frames_left = np.minimum(self.plan.episode_frames - state.shown, MOST_FRAMES)
+        columns = [age, state.match_side, frames_left]
         columns += [getattr(state, name) for name in _DECIDES]
         rows = np.stack(columns, axis=1, dtype=np.float64).tolist()
-        return [(look, *row) for look, row in zip(state.look.tolist(), rows)]
+        # A look has 64 bits, more than a float64 keeps.
+        looks = state.look.tolist()
+        return [(look, *row) for look, row in zip(looks, rows)]
 
     def _search(self, start: level.State) -> None:
         """Remembers the actions of the fastest trial from a state of one environment."""
@@ -90,11 +93,15 @@ class Planner:
             self._known.clear()
         state = _take(start, np.zeros(1, np.int64))
         nodes: list[_Node] = []
+        num_actions = len(self.plan.actions)
         while len(nodes) * self.plan.action_repeat < MOST_FRAMES:
-            parents = np.repeat(np.arange(len(state.x)), len(self.plan.actions))
-            actions = np.tile(np.arange(len(self.plan.actions)), len(state.x))
+            # Every action in every state.
+            num_states = len(state.x)
+            parents = np.repeat(np.arange(num_states), num_actions)
+            actions = np.tile(np.arange(num_actions), num_states)
             state = _take(state, parents)
             self._step(state, actions)
+
             kept = self._best(state, start)
             nodes.append(_Node(actions[kept], parents[kept]))
             state = _take(state, kept)
@@ -105,8 +112,9 @@ class Planner:
     def _step(self, state: level.State, actions: NDArray[np.int64]) -> None:
         """Moves all environments of a state by one step; one pixel of each is drawn."""
         images = np.zeros((len(actions), 1, 1, 3), np.uint8)
+        rewards = np.zeros(len(actions))
         begin = np.zeros(len(actions), bool)
-        self._run(self.plan, self.scene, state, begin, actions, np.zeros(len(actions)), images[:1], images)
+        self._run(self.plan, self.scene, state, begin, actions, rewards, images[:1], images)
 
     def _best(self, state: level.State, start: level.State) -> NDArray[np.int64]:
         """The rows to keep, the best first, and of those that are alike the best."""
@@ -128,24 +136,36 @@ class Planner:
     def _remaining(self, state: level.State) -> NDArray[np.float64]:
         """About the way in u to the right object's zone; see `_way`."""
         plan = self.plan
-        middle = plan.choices[1 - state.match_side]
-        zone = np.stack([plan.pickup[0] + middle[:, 0], plan.pickup[1] + middle[:, 0]], axis=1)
-        side = np.stack([middle[:, 1] - plan.pickup[2], middle[:, 1] + plan.pickup[2]], axis=1)
-        second = self._way(state.x, state.y, state.vx, state.vy, zone, side)
-        still = np.zeros_like(state.x)
-        arrival = self._way(
-            still + plan.arrival[0], still + plan.arrival[1], still + plan.throw_speed, still, zone, side
-        )
-        in_first = [state.room == level.ROOM_1, state.room == level.GREY]
-        return np.select(in_first, [self._to_pad(state) + arrival, arrival], second)
+        from_x, to_x, half_y = plan.pickup
+        right_object = plan.choices[1 - state.match_side]
+        x = right_object[:, 0]
+        y = right_object[:, 1]
+        along = np.stack([from_x + x, to_x + x], axis=1)
+        across = np.stack([y - half_y, y + half_y], axis=1)
+
+        # From where the player is, and from where a teleporter throws one into the second room.
+        from_here = self._way(state.x, state.y, state.vx, state.vy, along, across)
+        zeros = np.zeros_like(state.x)
+        arrival_x = zeros + plan.arrival[0]
+        arrival_y = zeros + plan.arrival[1]
+        thrown_vx = zeros + plan.throw_speed
+        from_arrival = self._way(arrival_x, arrival_y, thrown_vx, zeros, along, across)
+
+        remaining = np.where(state.room == level.GREY, from_arrival, from_here)
+        return np.where(state.room == level.ROOM_1, self._to_pad(state) + from_arrival, remaining)
 
     def _to_pad(self, state: level.State) -> NDArray[np.float64]:
         """The same to the pad; after the reward for an object from the start, and a frame's way more."""
-        pad, start, zero = self.plan.pad[None], self.plan.start, np.zeros(1)
-        along, across = pad[:, [0, 2]], pad[:, [1, 3]]
-        way = self._way(state.x, state.y, state.vx, state.vy, along, across)
-        again = self._way(start[:1], start[1:], zero, zero, along, across) + self.plan.run_speed * FRAME_SECONDS
-        return np.where(state.room == level.CHOSEN, again, way)
+        pad = self.plan.pad[None]
+        along = pad[:, [0, 2]]
+        across = pad[:, [1, 3]]
+        from_here = self._way(state.x, state.y, state.vx, state.vy, along, across)
+
+        start = self.plan.start
+        zero = np.zeros(1)
+        from_start = self._way(start[:1], start[1:], zero, zero, along, across)
+        from_start = from_start + self.plan.run_speed * FRAME_SECONDS
+        return np.where(state.room == level.CHOSEN, from_start, from_here)
 
     def _way(
         self,
@@ -164,14 +184,19 @@ class Planner:
         dy = np.clip(y, across[:, 0], across[:, 1]) - y
         distance = np.hypot(dx, dy)
         towards = (vx * dx + vy * dy) / np.maximum(distance, 1e-9)
-        return np.maximum(distance + (self.plan.run_speed - towards) / FRICTION, 0.5 * distance)
+        lost = (self.plan.run_speed - towards) / FRICTION
+        return np.maximum(distance + lost, 0.5 * distance)
 
     def _remember(self, start: level.State, nodes: list[_Node]) -> None:
         """Notes the actions of the best series of a search for the states through which it goes."""
-        series, row = [], 0
+        # From the best of the last step back to the start.
+        series = []
+        row = 0
         for node in reversed(nodes):
             series.append(node.actions[row])
             row = node.parents[row]
+
+        # The same series again, to see the states.
         state = _take(start, np.zeros(1, np.int64))
         for action in reversed(series):
             (key,) = self._keys(state)
@@ -181,4 +206,5 @@ class Planner:
 
 def _take(state: level.State, rows: NDArray[np.int64]) -> level.State:
     """Copies of some environments."""
-    return level.State(**{name: np.ascontiguousarray(field[rows]) for name, field in state._asdict().items()})
+    taken = {name: np.ascontiguousarray(field[rows]) for name, field in state._asdict().items()}
+    return level.State(**taken)
