@@ -112,8 +112,11 @@ class State(NamedTuple):
 
 def build(config: RoomsConfig) -> Level:
     """The level a config describes."""
-    scale, half = config.distance_scale, physics.HALF_WIDTH
-    names, look_pixels = ACTION_SETS[config.actions]
+    scale = config.distance_scale
+    names, look_pixels_of_set = ACTION_SETS[config.actions]
+    look_pixels = config.look_pixels or look_pixels_of_set
+    # Boxes grow by the half width of the player, who is then a point.
+    half = physics.HALF_WIDTH
     outward = np.array([-1.0, -1.0, 1.0, 1.0])
     return Level(
         solids=np.array(SOLIDS) * scale + outward * (half + physics.WALL_GAP),
@@ -123,7 +126,7 @@ def build(config: RoomsConfig) -> Level:
         arrival=_clear_of_wall(ARRIVAL, BOUNDS[1], scale),
         pad=np.array(PAD) * scale + outward * half,
         pickup=np.array(PICKUP) * config.pickup_scale,
-        actions=action_rows(names, config.look_pixels or look_pixels).astype(np.float64),
+        actions=action_rows(names, look_pixels).astype(np.float64),
         rewards=np.array([config.reward_teleport, config.reward_correct, config.reward_wrong], float),
         run_speed=float(config.run_speed),
         throw_speed=float(config.throw_speed * scale),
@@ -141,21 +144,33 @@ def floor_plan(config: RoomsConfig) -> dict[str, Any]:
     "rooms": names by the number in a pose. "walls": x0, y0, x1, y1. "areas": boxes. "spots": points. "view": degrees.
     """
     scale = config.distance_scale
-    ends = [(at, low, at, high) if axis == 0 else (low, at, high, at) for room in WALLS for axis, at, low, high in room]
-    points = {f"example, {side}": spot for side, spot in zip(("left", "right"), EXAMPLES)}
-    points |= {f"choice, {side}": spot for side, spot in zip(("left", "right"), CHOICES)}
+    walls = []
+    for room in WALLS:
+        for axis, at, low, high in room:
+            ends = (at, low, at, high) if axis == 0 else (low, at, high, at)
+            walls.append([scale * end for end in ends])
+
+    spots = {}
+    for name, places in (("example", EXAMPLES), ("choice", CHOICES)):
+        for side, place in zip(("left", "right"), places):
+            spots[f"{name}, {side}"] = [scale * at for at in place]
+
     return {
         "rooms": ("room of the example", "room of the choice", "the dark"),
-        "walls": [[scale * end for end in wall] for wall in ends],
+        "walls": walls,
         "areas": {"teleporter": [scale * edge for edge in PAD]},
-        "spots": {name: [scale * at for at in spot] for name, spot in points.items()},
+        "spots": spots,
         "view": config.fov_degrees,
     }
 
 
 def rule(config: RoomsConfig) -> str:
     """The task in words."""
-    shown, each = ("an example", "") if config.examples == 1 else (f"{config.examples} examples", ", for each in turn,")
+    shown = "an example"
+    each = ""
+    if config.examples > 1:
+        shown = f"{config.examples} examples"
+        each = ", for each in turn,"
     same = "" if config.redraw_match else " The example is the same object in all rounds of an episode."
     return (
         f"A round shows {shown} in one room and then{each} a choice of two objects in another.{same} The object that "
@@ -166,15 +181,20 @@ def rule(config: RoomsConfig) -> str:
 
 def _clear_of_wall(position: tuple[int, int], bounds: tuple[int, int, int, int], scale: float) -> NDArray[np.float64]:
     """The scaled position, moved away from the wall behind it by the player's half width where needed (below 0.63)."""
-    return np.array([max(position[0] * scale, bounds[0] * scale + physics.HALF_WIDTH), position[1] * scale])
+    x = position[0] * scale
+    y = position[1] * scale
+    nearest_x = bounds[0] * scale + physics.HALF_WIDTH
+    return np.array([max(x, nearest_x), y])
 
 
 def allocate(num_envs: int, examples: int) -> State:
     """The state of environments that have not begun an episode."""
-    types: dict[str, Any] = dict.fromkeys(("x", "y", "z", "vx", "vy", "vz", "yaw", "pitch", "score"), np.float64)
+    types: dict[str, Any] = dict.fromkeys(State._fields, np.int64)
+    types |= dict.fromkeys(("x", "y", "z", "vx", "vy", "vz", "yaw", "pitch", "score"), np.float64)
     types |= {"done": np.bool_, "rng": np.uint64, "look": np.uint64}
-    state = State(*(np.zeros(num_envs, types.get(name, np.int64)) for name in State._fields))
-    return state._replace(round=np.zeros((num_envs, examples, 3), np.int64))
+    arrays = {name: np.zeros(num_envs, types[name]) for name in State._fields}
+    arrays["round"] = np.zeros((num_envs, examples, 3), np.int64)
+    return State(**arrays)
 
 
 @register_jitable
@@ -195,8 +215,11 @@ def draw_trial(level: Level, state: State, i: int) -> None:
     """Draws the trial's other object and sides, and its match where that is not fixed for the episode."""
     if level.redraw_match:
         state.match[i] = draw(state, i, level.num_objects)
+    # One of the objects without the match.
     other = draw(state, i, level.num_objects - 1)
-    state.other[i] = other + 1 if other >= state.match[i] else other
+    if other >= state.match[i]:
+        other += 1
+    state.other[i] = other
     state.example_side[i] = draw(state, i, 2)
     state.match_side[i] = draw(state, i, 2)
     if level.fixed_sides:
@@ -219,7 +242,9 @@ def next_visit(level: Level, state: State, i: int) -> None:
     if visit < level.num_examples:
         draw_trial(level, state, i)
         shown = state.round[i, visit]
-        shown[0], shown[1], shown[2] = state.match[i], state.other[i], state.match_side[i]
+        shown[0] = state.match[i]
+        shown[1] = state.other[i]
+        shown[2] = state.match_side[i]
         state.room[i] = ROOM_1
         state.shown[i] = state.frame[i]
         state.time[i] = physics.LOADED
@@ -232,7 +257,9 @@ def next_visit(level: Level, state: State, i: int) -> None:
         state.clock[i] = level.delay_frames >> halvings
     else:
         shown = state.round[i, visit - level.num_examples - 1]
-        state.match[i], state.other[i], state.match_side[i] = shown[0], shown[1], shown[2]
+        state.match[i] = shown[0]
+        state.other[i] = shown[1]
+        state.match_side[i] = shown[2]
         state.room[i] = ROOM_2
         state.thrown[i] = level.throw_time
         place(state, i, level.arrival, level.drop_height, level.throw_speed)
@@ -269,14 +296,16 @@ def is_gray(state: State, i: int) -> bool:
 @register_jitable
 def touch(level: Level, state: State, i: int) -> None:
     """Notes the pad or the object that the player touches; the engine acts on it one frame later (see `earned`)."""
-    x, y = state.x[i], state.y[i]
+    x = state.x[i]
+    y = state.y[i]
     if state.room[i] == ROOM_1:
         if level.pad[0] <= x <= level.pad[2] and level.pad[1] <= y <= level.pad[3]:
             state.room[i] = GREY
             state.gray_until[i] = physics.next_server_frame(clock(state, i))
         return
     for side in range(2):
-        dx, dy = x - level.choices[side, 0], y - level.choices[side, 1]
+        dx = x - level.choices[side, 0]
+        dy = y - level.choices[side, 1]
         if level.pickup[0] <= dx <= level.pickup[1] and abs(dy) <= level.pickup[2]:
             state.taken[i] = side
 
@@ -303,6 +332,7 @@ def advance_frame(level: Level, state: State, i: int, action: int) -> float:
 
     Loading the level takes a frame, in which the action is ignored.
     """
+    # What was touched in the frame before has its effect.
     reward = earned(level, state, i)
     state.clock[i] -= 1
     loads = state.clock[i] == 0 or state.room[i] == CHOSEN
@@ -312,6 +342,7 @@ def advance_frame(level: Level, state: State, i: int, action: int) -> float:
         next_visit(level, state, i)
     elif state.taken[i] >= 0:
         state.room[i] = CHOSEN
+
     state.frame[i] += 1
     if loads:
         next_visit(level, state, i)
@@ -324,10 +355,16 @@ def advance_frame(level: Level, state: State, i: int, action: int) -> float:
     state.time[i] += milliseconds
     if loads or state.room[i] == DARK:
         return reward
-    look_right, look_down = level.actions[action, 0], level.actions[action, 1]
-    right, forward = level.actions[action, 2], level.actions[action, 3]
+
+    look_right = level.actions[action, 0]
+    look_down = level.actions[action, 1]
+    right = level.actions[action, 2]
+    forward = level.actions[action, 3]
     state.yaw[i], state.pitch[i] = physics.turn(state.yaw[i], state.pitch[i], look_right, look_down)
-    pace = look.uniform(state.look[i], 24, 0.97, 1.03) if state.look[i] != 0 else 1.0
+    # In a random look the player is a little slower or faster.
+    pace = 1.0
+    if state.look[i] != 0:
+        pace = look.uniform(state.look[i], 24, 0.97, 1.03)
     physics.move(state, i, level.solids, forward, right, level.run_speed, pace * milliseconds)
     if state.taken[i] < 0:
         touch(level, state, i)

@@ -17,7 +17,8 @@ FRAME_SECONDS = 0.016
 #: Milliseconds between frames of the engine's server.
 SERVER_FRAME = 50
 #: Where the engine's clocks (ms) stand when a level has been loaded: the player's moves, and the server's frames.
-LOADED, SERVER_LOADED = 447, 400
+LOADED = 447
+SERVER_LOADED = 400
 GRAVITY = 800.0
 ACCELERATION = 10.0
 AIR_ACCELERATION = 1.0
@@ -71,7 +72,8 @@ def turn(yaw: float, pitch: float, look_right: float, look_down: float) -> tuple
         yaw -= 360.0
     elif yaw < -180.0:
         yaw += 360.0
-    pitch = min(max(pitch + DEGREES_PER_PIXEL * look_down, -PITCH_LIMIT), PITCH_LIMIT)
+    pitch += DEGREES_PER_PIXEL * look_down
+    pitch = min(max(pitch, -PITCH_LIMIT), PITCH_LIMIT)
     return yaw, pitch
 
 
@@ -92,14 +94,18 @@ def accelerate(
     `forward` and `right` are in -1..1; a diagonal asks for the same speed as a straight run. In the air there is no
     friction and a tenth of the acceleration, and on the floor too for a player whom a teleporter has `thrown`.
     """
-    free = grounded and not thrown
+    walks = grounded and not thrown
     speed = math.sqrt(vx * vx + vy * vy)
     if speed < 1.0:
-        vx = vy = 0.0
-    elif free:
-        kept = max(speed - max(speed, STOP_SPEED) * FRICTION * seconds, 0.0) / speed
+        vx = 0.0
+        vy = 0.0
+    elif walks:
+        loss = max(speed, STOP_SPEED) * FRICTION * seconds
+        kept = max(speed - loss, 0.0) / speed
         vx *= kept
         vy *= kept
+
+    # The engine limits the speed along the direction that is asked for.
     length = math.sqrt(forward * forward + right * right)
     if length > 0.0:
         yaw = math.radians(stepped(yaw))
@@ -107,7 +113,8 @@ def accelerate(
         wish_y = (forward * math.sin(yaw) - right * math.cos(yaw)) / length
         missing = run_speed - (vx * wish_x + vy * wish_y)
         if missing > 0.0:
-            gain = min((ACCELERATION if free else AIR_ACCELERATION) * seconds * run_speed, missing)
+            acceleration = ACCELERATION if walks else AIR_ACCELERATION
+            gain = min(acceleration * seconds * run_speed, missing)
             vx += gain * wish_x
             vy += gain * wish_y
     return vx, vy
@@ -120,28 +127,50 @@ def slide(solids: NDArray[np.float64], x: float, y: float, dx: float, dy: float)
     The player goes to the first solid on the way, and along it for the rest. Returns the position, and whether a wall
     was met along x and along y.
     """
-    met_x = met_y = False
+    met_x = False
+    met_y = False
     for _ in range(3):
-        first, axis, edge = 1.0, -1, 0.0
+        # The first edge on the way: at which share of it, across which axis (-1: none), and where.
+        first = 1.0
+        axis = -1
+        edge = 0.0
         for k in range(solids.shape[0]):
-            x0, y0, x1, y1 = solids[k, 0], solids[k, 1], solids[k, 2], solids[k, 3]
+            x0 = solids[k, 0]
+            y0 = solids[k, 1]
+            x1 = solids[k, 2]
+            y1 = solids[k, 3]
             if max(x, x + dx) <= x0 or min(x, x + dx) >= x1 or max(y, y + dy) <= y0 or min(y, y + dy) >= y1:
                 continue
-            near_x, near_y = x0 if dx > 0.0 else x1, y0 if dy > 0.0 else y1
+            near_x = x0 if dx > 0.0 else x1
+            near_y = y0 if dy > 0.0 else y1
             at_x = (near_x - x) / dx if dx != 0.0 else -1.0
             at_y = (near_y - y) / dy if dy != 0.0 else -1.0
             if 0.0 <= at_x < first and y0 <= y + at_x * dy <= y1:
-                first, axis, edge = at_x, 0, near_x
+                first = at_x
+                axis = 0
+                edge = near_x
             if 0.0 <= at_y < first and x0 < x + at_y * dx < x1:
-                first, axis, edge = at_y, 1, near_y
-        x, y = x + first * dx, y + first * dy
+                first = at_y
+                axis = 1
+                edge = near_y
+
+        # Up to the edge.
+        x += first * dx
+        y += first * dy
         if axis < 0:
             break
-        dx, dy = dx * (1.0 - first), dy * (1.0 - first)
+
+        # The rest of the way goes along the edge.
+        dx *= 1.0 - first
+        dy *= 1.0 - first
         if axis == 0:
-            x, dx, met_x = edge, 0.0, True
+            x = edge
+            dx = 0.0
+            met_x = True
         else:
-            y, dy, met_y = edge, 0.0, True
+            y = edge
+            dy = 0.0
+            met_y = True
     return x, y, met_x, met_y
 
 
@@ -155,18 +184,29 @@ def move(
     """
     seconds = 0.001 * milliseconds
     state.thrown[i] = max(state.thrown[i] - milliseconds, 0)
-    thrown, grounded = state.thrown[i] > 0, state.z[i] < GROUND
+    thrown = state.thrown[i] > 0
+    grounded = state.z[i] < GROUND
     vx, vy = accelerate(state.vx[i], state.vy[i], state.yaw[i], forward, right, run_speed, seconds, grounded, thrown)
+
+    # The fall, up to the floor.
     vz = 0.0
     if not grounded:
         vz = state.vz[i] - GRAVITY * seconds
         state.z[i] += 0.5 * (state.vz[i] + vz) * seconds
         if state.z[i] <= 0.0:
             state.z[i] = 0.0
-            vz = vz if thrown else 0.0
-    state.x[i], state.y[i], met_x, met_y = slide(solids, state.x[i], state.y[i], vx * seconds, vy * seconds)
-    if not thrown:
-        vx, vy = 0.0 if met_x else vx, 0.0 if met_y else vy
+            if not thrown:
+                vz = 0.0
+
+    # The way, along walls where it meets them.
+    x, y, met_x, met_y = slide(solids, state.x[i], state.y[i], vx * seconds, vy * seconds)
+    state.x[i] = x
+    state.y[i] = y
+    if met_x and not thrown:
+        vx = 0.0
+    if met_y and not thrown:
+        vy = 0.0
+
     state.vx[i] = math.floor(vx + 0.5)
     state.vy[i] = math.floor(vy + 0.5)
     state.vz[i] = math.floor(vz + 0.5)
