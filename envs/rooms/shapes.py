@@ -5,27 +5,38 @@ units of 16 u at object scale 1; z is up and the spin axis. `render.py` places, 
 """
 
 import math
+from typing import NamedTuple
 
 from numba.extending import register_jitable
 
 #: Distance from a surface, in a shape's units, that counts as on it.
 NEAR = 0.02
-#: Name -> (number in `distances`, radius of the bounding cylinder, its half height, brightness of its metal, 0..255,
-#: and of its body: a share of the colour, or 1 and a share of white, radius of the ball outside of which no distance is
-#: below NEAR).
-SHAPES: dict[str, tuple[int, float, float, int, float, float]] = {
-    "barbell": (0, 0.47, 1.02, 75, 1.25, 1.05),
-    "coil": (1, 0.58, 1.09, 85, 0.78, 1.28),
-    "cone": (2, 0.78, 1.1, 55, 1.05, 1.36),
-    "crossbar": (3, 0.97, 1.06, 60, 1.1, 1.34),
-    "cube": (4, 1.16, 1.09, 70, 0.92, 1.61),
-    "cylinder": (5, 0.62, 1.54, 95, 1.32, 1.66),
-    "double_prism": (6, 1.02, 0.55, 80, 0.82, 1.12),
-    "glow_ball": (7, 1.04, 1.06, 185, 1.15, 1.1),
-    "pot_cone": (8, 0.98, 1.02, 70, 1.1, 1.25),
-    "prism_jack": (9, 1.0, 1.02, 65, 1.27, 1.05),
-    "sphere": (10, 0.98, 0.96, 115, 0.86, 0.99),
-    "toroid": (11, 1.02, 1.08, 130, 0.74, 1.14),
+
+
+class Shape(NamedTuple):
+    """What is known of a shape without its surface."""
+
+    number: int  # in `distances`
+    radius: float  # of the bounding cylinder
+    half_height: float
+    metal: int  # brightness of the metal, 0..255
+    body: float  # brightness of the body: a share of the colour, or 1 and a share of white
+    ball: float  # radius of the ball outside of which no distance is below NEAR
+
+
+SHAPES: dict[str, Shape] = {
+    "barbell": Shape(0, 0.47, 1.02, 75, 1.25, 1.05),
+    "coil": Shape(1, 0.58, 1.09, 85, 0.78, 1.28),
+    "cone": Shape(2, 0.78, 1.1, 55, 1.05, 1.36),
+    "crossbar": Shape(3, 0.97, 1.06, 60, 1.1, 1.34),
+    "cube": Shape(4, 1.16, 1.09, 70, 0.92, 1.61),
+    "cylinder": Shape(5, 0.62, 1.54, 95, 1.32, 1.66),
+    "double_prism": Shape(6, 1.02, 0.55, 80, 0.82, 1.12),
+    "glow_ball": Shape(7, 1.04, 1.06, 185, 1.15, 1.1),
+    "pot_cone": Shape(8, 0.98, 1.02, 70, 1.1, 1.25),
+    "prism_jack": Shape(9, 1.0, 1.02, 65, 1.27, 1.05),
+    "sphere": Shape(10, 0.98, 0.96, 115, 0.86, 0.99),
+    "toroid": Shape(11, 1.02, 1.08, 130, 0.74, 1.14),
 }
 
 
