@@ -51,32 +51,65 @@ def drawn(scene: Any, state: Any, i: int) -> Look:
     Objects lose up to a quarter of their brightness, and their colours change by a tenth: they remain
     distinct, but for one look in forty, in which a wall has nearly an object's colour or all is very dark.
     """
-    bits, hud = state.look[i], 1.0 if scene.hud else 0.0
+    bits = state.look[i]
+    hud = 1.0 if scene.hud else 0.0
     if bits == 0:
         return Look(
-            0, 0, 0, 0, scene.focal, (1.0, 1.0, 1.0), 0.86, 1.0, 1.0, 1.0, 0.46, 1.0, 1.0, hud, 0.0, DISC, 0.0, 1.0, 0.0
+            floor=0,
+            wall=0,
+            sky=0,
+            tone=0,
+            focal=scene.focal,
+            glow=(1.0, 1.0, 1.0),
+            ambient=0.86,
+            metal=1.0,
+            wide=1.0,
+            tall=1.0,
+            grown=0.46,
+            pad=1.0,
+            pad_glow=1.0,
+            hud=hud,
+            hud_shift=0.0,
+            disc=DISC,
+            lamp=0.0,
+            lamp_length=1.0,
+            lamp_speed=0.0,
         )
-    first, tones = 1.0 if scene.foreign else 0.0, scene.tones.shape[0] - 1e-9
+
+    # Numbers of textures are rounded down, and those of the level's own may be left out.
+    first = 1.0 if scene.foreign else 0.0
+    floors = scene.floors.shape[0] - 1e-9
+    walls = scene.wall.shape[0] - 1e-9
+    skies = scene.sky.shape[0] - 1e-9
+    tones = scene.tones.shape[0] - 1e-9
+
     bright = uniform(bits, 3, 0.75, 1.1)
-    red, green, blue = uniform(bits, 4, 0.9, 1.1), uniform(bits, 5, 0.9, 1.1), uniform(bits, 6, 0.9, 1.1)
+    red = bright * uniform(bits, 4, 0.9, 1.1)
+    green = bright * uniform(bits, 5, 0.9, 1.1)
+    blue = bright * uniform(bits, 6, 0.9, 1.1)
+
+    # A fourth of the looks has no display.
+    hud *= uniform(bits, 9, 0.5, 1.2)
+    if uniform(bits, 18, 0.0, 1.0) >= 0.75:
+        hud = 0.0
     return Look(
-        int(uniform(bits, 0, first, scene.floors.shape[0] - 1e-9)),
-        int(uniform(bits, 1, first, scene.wall.shape[0] - 1e-9)),
-        int(uniform(bits, 2, first, scene.sky.shape[0] - 1e-9)),
-        int(uniform(bits, 11, 0.0, tones)),
-        scene.focal * uniform(bits, 12, 0.965, 1.035),  # a field of view of 88 to 92 degrees
-        (bright * red, bright * green, bright * blue),
-        uniform(bits, 7, 0.5, 0.95),
-        uniform(bits, 8, 0.5, 1.6),
-        uniform(bits, 13, 0.85, 1.15),
-        uniform(bits, 14, 0.85, 1.15),
-        uniform(bits, 15, 0.3, 0.7),
-        uniform(bits, 16, 0.3, 1.7),
-        uniform(bits, 17, 0.5, 1.2),
-        hud * uniform(bits, 9, 0.5, 1.2) if uniform(bits, 18, 0.0, 1.0) < 0.75 else 0.0,
-        uniform(bits, 10, 0.0, 4.0),
-        (uniform(bits, 19, 0.0, 255.0), uniform(bits, 20, 0.0, 255.0), uniform(bits, 21, 0.0, 255.0)),
-        max(uniform(bits, 22, -0.3, 0.4), 0.0),
-        uniform(bits, 23, 8.0, 80.0),
-        uniform(bits, 25, -0.08, 0.08),
+        floor=int(uniform(bits, 0, first, floors)),
+        wall=int(uniform(bits, 1, first, walls)),
+        sky=int(uniform(bits, 2, first, skies)),
+        tone=int(uniform(bits, 11, 0.0, tones)),
+        focal=scene.focal * uniform(bits, 12, 0.965, 1.035),  # a field of view of 88 to 92 degrees
+        glow=(red, green, blue),
+        ambient=uniform(bits, 7, 0.5, 0.95),
+        metal=uniform(bits, 8, 0.5, 1.6),
+        wide=uniform(bits, 13, 0.85, 1.15),
+        tall=uniform(bits, 14, 0.85, 1.15),
+        grown=uniform(bits, 15, 0.3, 0.7),
+        pad=uniform(bits, 16, 0.3, 1.7),
+        pad_glow=uniform(bits, 17, 0.5, 1.2),
+        hud=hud,
+        hud_shift=uniform(bits, 10, 0.0, 4.0),
+        disc=(uniform(bits, 19, 0.0, 255.0), uniform(bits, 20, 0.0, 255.0), uniform(bits, 21, 0.0, 255.0)),
+        lamp=max(uniform(bits, 22, -0.3, 0.4), 0.0),
+        lamp_length=uniform(bits, 23, 8.0, 80.0),
+        lamp_speed=uniform(bits, 25, -0.08, 0.08),
     )
