@@ -130,7 +130,7 @@ def draw(
     # Pixels of one unit, which is a pixel of the view that was measured.
     y = image.shape[0] / 72.0
     x = image.shape[1] / 96.0
-    # Random looks move all parts towards the middle. Added to rows at the bottom, to columns at the left and the right:
+    # Random looks move all parts towards the middle: `low` is added to rows, `left` and `right` to columns.
     low = -style.hud_shift
     left = style.hud_shift
     right = -style.hud_shift

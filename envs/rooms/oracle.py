@@ -43,7 +43,7 @@ def oracle_actions(env: Any, choose_match: NDArray[np.bool_] | None = None) -> N
     forward = names.index("forward")
     left = names.index("look left, forward")
     right = names.index("look right, forward")
-    # An action is worth its turn where it brings the bearing nearer: from half of the turn on.
+    # Turning helps where the target is more than half of an action's turn away.
     half_turn = 0.5 * plan.actions[right, 0] * DEGREES_PER_PIXEL * plan.action_repeat
     return np.select([off > half_turn, off < -half_turn], [left, right], forward)
 
