@@ -1,7 +1,8 @@
 """Suites: tasks on which memories are compared together, each with the frames that it is learned for.
 
 A suite is a list of tasks. `compressive compare --suite NAME` trains every core on every task. All runs have the preset
-`general`, so that nothing is chosen for a task or a core.
+`general`, so that nothing is chosen for a core. Where a task says for how many steps something has to be kept, unrolls
+are longer than that: gradients end where an unroll begins, and a recurrent core could not learn to keep it otherwise.
 """
 
 from typing import NamedTuple
@@ -14,12 +15,15 @@ class Task(NamedTuple):
     env: where agents are trained.
     frames: for how long.
     eval_env: where they are evaluated, if not there.
+    unroll: steps of an unroll, a multiple of 16; None for those of the preset. There are as many fewer rows, so that
+        an update is made of about as many steps.
     """
 
     name: str
     env: str
     frames: int
     eval_env: str | None = None
+    unroll: int | None = None
 
     @property
     def words(self) -> list[str]:
@@ -27,11 +31,20 @@ class Task(NamedTuple):
         words = ["--env", self.env, "--frames", str(self.frames)]
         if self.eval_env:
             words += ["--eval-env", self.eval_env]
+        if self.unroll:
+            rows_per_update = max(1, STEPS_PER_UPDATE // self.unroll)
+            words += ["--actors.unroll-length", str(self.unroll)]
+            words += ["--actors.envs-per-actor", str(2 * rows_per_update)]
+            words += ["--rows-per-update", str(rows_per_update)]
         return words
 
 
+STEPS_PER_UPDATE = 256
+"""Of the preset `general`, which receives twice as many at a time."""
+
+
 def _diagnostic(spec: str, frames: int) -> Task:
-    return Task(spec, f"diagnostic:{spec}", frames)
+    return Task(spec, f"diagnostic:{spec}", frames, unroll=64)
 
 
 def _popgym(name: str, level: str, frames: int) -> Task:
@@ -40,7 +53,8 @@ def _popgym(name: str, level: str, frames: int) -> Task:
 
 def _horizon(task: str, length: str, trained: int, tested: int, frames: int) -> Task:
     env = f"diagnostic:{task},{length}="
-    return Task(f"{task} {trained} to {tested}", f"{env}{trained}", frames, f"{env}{tested}")
+    name = f"{task} {trained} to {tested}"
+    return Task(name, f"{env}{trained}", frames, eval_env=f"{env}{tested}", unroll=trained + 16)
 
 
 POPGYM = (

@@ -42,8 +42,8 @@ IGNORED = {"kind", "preset", "seed", "log_every", "checkpoint_seconds", "keep_ch
 IGNORED |= {"eval_episodes", "video_episodes", "actors.step_seconds", "actors.max_episode_steps"}
 IGNORED |= {"evaluate_every", "evaluate_tokens", "sample_seconds", "samples", *DATA}
 """Fields that do not make another variant."""
-OF_DATA = {"frames"}
-"""Fields that make another variant only if they differ on the same data: a task of a suite has frames of its own."""
+OF_DATA = {"frames", "actors.unroll_length", "actors.envs_per_actor", "rows_per_update"}
+"""Fields that make another variant only if they differ on the same data: each task of a suite has its own."""
 SHORT = {"compression_rate": "rate", "compression": "", "compression_loss": "loss"}
 """Names of fields in labels, where they differ from the field's own."""
 DEATHS = 2

@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -35,14 +36,16 @@ def suite_of(tasks: tuple[Task, ...], *options: str, cores: tuple[str, ...] = ("
 
 
 def test_a_suite_trains_every_core_on_every_task_one_seed_after_the_other() -> None:
-    tasks = (Task("recall,delay=3", SHORT, 2000), Task("far", SHORT, 3000, LONG))
+    tasks = (Task("recall,delay=3", SHORT, 2000), Task("far", SHORT, 3000, LONG, unroll=64))
     trials = suite_of(tasks)
     names = ["recall-delay-3-gru", "recall-delay-3-lstm", "far-gru", "far-lstm"]
     assert list(trials) == [f"{name}-seed-{seed}" for seed in (0, 1) for name in names]
     far = trials["far-lstm-seed-1"]
     assert (far.preset, far.env, far.eval_env, far.frames, far.seed) == ("general", SHORT, LONG, 3000, 1)
     assert core_name(far) == "lstm"
-    assert label([*trials.values()])[:4] == ["gru", "lstm", "gru", "lstm"], "frames are those of the task"
+    assert (far.actors.unroll_length, far.actors.envs_per_actor, far.rows_per_update) == (64, 8, 4)
+    assert suite_of(tasks, "--actors.unroll-length", "32")["far-lstm-seed-1"].actors.unroll_length == 32
+    assert label([*trials.values()])[:4] == ["gru", "lstm", "gru", "lstm"], "frames and unrolls are those of the task"
     assert {config.frames for config in suite_of(tasks, "--frames", "500").values()} == {500}
     assert len(suite_of(tasks, cores=("gru",))) == 4, "one core is enough"
     with pytest.raises(UserError, match=r"^--env: expected options that hold for all tasks of the suite"):
@@ -75,12 +78,20 @@ def test_the_cost_is_that_of_all_runs(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("name", SUITES)
 def test_the_suites(name: str) -> None:
-    """Names are unique, and an agent can be tested where it is to be. (Tasks of other packages are not made.)"""
+    """Names are unique, and an agent can be tested where it is to be. (Tasks of other packages are not made.)
+
+    Gradients reach as far back as something has to be kept, and an update has about as many steps in all suites.
+    """
     tasks = SUITES[name]
     assert len({task.name for task in tasks}) == len(tasks)
     for task in tasks:
         config = parse_train("launch", task.words).config
         assert (config.env, config.frames, config.eval_env) == (task.env, task.frames, task.eval_env)
+        length = config.actors.unroll_length
+        for kept in re.findall(r"(?:delay|length)=(\d+)", task.env):
+            assert length > int(kept)
+        assert 128 < length * (config.rows_per_update or 0) <= 256
+        assert 256 < length * config.actors.envs_per_actor <= 512
         if task.env.startswith("diagnostic:"):
             spaces = [
                 envs.make_vector(env, 1).single_observation_space for env in (task.env, task.eval_env or task.env)
