@@ -23,7 +23,8 @@ class ActorsConfig(Checked):
     envs_per_actor: Several = 32
     """Environments that an actor steps together."""
     unroll_length: Size = 64
-    """Steps of a trajectory (T); a multiple of the core's segment_size."""
+    """Steps of a trajectory (T); a multiple of the core's segment_size. Gradients end where it begins: a recurrent core
+    hardly learns to keep something for longer. Cores with attention do, as far as their slots reach."""
     in_flight: Literal[1, 2] = 1
     """Unrolls that may be requested of an actor or finished before the learner takes one: 1 or 2."""
     threads: Threads = 1

@@ -158,6 +158,8 @@ class RunConfig(Checked):
     It must not contain credentials, because it is written to files; set those in the environment (FSSPEC_S3_KEY)."""
     eval_episodes: Positive = 128
     """Episodes of each task in an evaluation, rounded up to a multiple of the environments that are played together."""
+    eval_greedy: bool = False
+    """Take the most probable actions in evaluations, rather than samples of the policy."""
     evaluate_every: Count = 0
     """Frames between two evaluations while training, which pauses for them; 0 for one at the end alone."""
     video_episodes: Count = 2

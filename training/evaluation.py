@@ -136,7 +136,8 @@ def evaluate(config: RunConfig, agent: Agent, progress: Callable[[int], None] = 
     """The summary of the evaluation that a run's configuration asks for; the agent may be on any device."""
     # The agent goes on learning where it is. A copy is not compiled, so that other shapes cost nothing.
     copied = agent.alone().to("cpu")
-    episodes = play(config, copied, config.eval_episodes, progress=progress)
+    sample = not config.eval_greedy
+    episodes = play(config, copied, config.eval_episodes, sample=sample, progress=progress)
     return summarize(episodes, tested_on(config))
 
 

@@ -15,6 +15,7 @@ class Task(NamedTuple):
     env: where agents are trained.
     frames: for how long.
     eval_env: where they are evaluated, if not there.
+    greedy: whether evaluations take the most probable actions.
     unroll: steps of an unroll, a multiple of 16; None for those of the preset. There are as many fewer rows, so that
         an update is made of about as many steps.
     """
@@ -23,6 +24,7 @@ class Task(NamedTuple):
     env: str
     frames: int
     eval_env: str | None = None
+    greedy: bool = False
     unroll: int | None = None
 
     @property
@@ -31,6 +33,8 @@ class Task(NamedTuple):
         words = ["--env", self.env, "--frames", str(self.frames)]
         if self.eval_env:
             words += ["--eval-env", self.eval_env]
+        if self.greedy:
+            words.append("--eval-greedy")
         if self.unroll:
             rows_per_update = max(1, STEPS_PER_UPDATE // self.unroll)
             words += ["--actors.unroll-length", str(self.unroll)]
@@ -52,9 +56,14 @@ def _popgym(name: str, level: str, frames: int) -> Task:
 
 
 def _horizon(task: str, length: str, trained: int, tested: int, frames: int) -> Task:
-    env = f"diagnostic:{task},{length}="
+    """A task that is learned with one length and evaluated with a longer one.
+
+    Evaluations are greedy: of 10,000 samples of the policy a few are wrong ways, which say nothing of the memory.
+    """
     name = f"{task} {trained} to {tested}"
-    return Task(name, f"{env}{trained}", frames, eval_env=f"{env}{tested}", unroll=trained + 16)
+    env = f"diagnostic:{task},{length}="
+    segments = 2 + trained // 16
+    return Task(name, f"{env}{trained}", frames, eval_env=f"{env}{tested}", greedy=True, unroll=16 * segments)
 
 
 POPGYM = (
@@ -94,9 +103,10 @@ SUITES: dict[str, tuple[Task, ...]] = {
         _diagnostic("color-cubes", 1_000_000),
         _diagnostic("color-cubes,extreme=True", 1_000_000),
     ),
+    # An odd length: episodes then begin and end at every step of a segment, which an even one would never show.
     "horizon": (
-        _horizon("recall", "delay", 160, 10_000, 1_000_000),
-        _horizon("passive-tmaze", "length", 160, 10_000, 1_000_000),
+        _horizon("recall", "delay", 159, 10_000, 1_000_000),
+        _horizon("passive-tmaze", "length", 159, 10_000, 1_000_000),
     ),
     "minigrid": tuple(
         Task(

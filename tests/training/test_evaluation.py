@@ -85,3 +85,14 @@ def test_a_run_may_be_evaluated_elsewhere(tmp_path: Path) -> None:
     Run(tmp_path / "run").write_config(to_plain(foreign))
     with pytest.raises(ValueError, match=r"'dm:os:system' can run any code"):
         load_trained_agent(Run(tmp_path / "run"))
+
+
+def test_an_evaluation_may_be_greedy(tmp_path: Path) -> None:
+    """In a walk whose every wrong step costs 1: a new agent always goes the same way if it is greedy."""
+    config = dataclasses.replace(CONFIG, env="diagnostic:passive-tmaze,length=20", eval_episodes=16)
+    trainer = train(config, tmp_path / "run", 1)
+    sampled = evaluate(config, trainer.agent)
+    greedy = evaluate(dataclasses.replace(config, eval_greedy=True), trainer.agent)
+    expected = play(config, trainer.agent, 16, sample=False)
+    assert greedy["return"]["mean"] == np.mean([episode.score for episode in expected])
+    assert greedy["return"] != sampled["return"]
