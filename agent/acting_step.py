@@ -77,10 +77,13 @@ class ActingStep(nn.Module):
                 first = leaf.flatten()[0] if leaf.numel() else leaf.new_zeros(())
                 if not torch.equal(leaf, first.expand_as(leaf)):
                     raise ValueError(f"state: expected a field that begins with one number everywhere, got {field}")
-                name = field if isinstance(part, Tensor) else f"{field}_{layer}"
+                name = field
                 meaning = f"the core's {field.replace('_', ' ')}"
-                meaning += "" if isinstance(part, Tensor) else f" of layer {layer}"
-                meaning += ", before the segment in progress" if self.segment_size else ""
+                if not isinstance(part, Tensor):
+                    name += f"_{layer}"
+                    meaning += f" of layer {layer}"
+                if self.segment_size:
+                    meaning += ", before the segment in progress"
                 found.append(StateTensor(name, tuple(leaf.shape[1:]), _name(leaf), float(first), meaning))
         if self.segment_size:
             size = self.agent.config.core.model_size

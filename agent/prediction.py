@@ -44,15 +44,24 @@ class FuturePrediction(nn.Module):
         length = features.shape[1]
         target = F.layer_norm(seen.detach().to(features.dtype), seen.shape[-1:])
         known = actions.to(features.dtype)
-        total, count = features.new_zeros(()), features.new_zeros(())
+        total = features.new_zeros(())
+        count = features.new_zeros(())
+
+        # One prediction runs on from each step. `same_episode`: whether no episode has started since.
         hidden = torch.tanh(self.begin(features))
         same_episode = torch.ones_like(reset)
         for ahead in range(1, min(self.steps, length - 1) + 1):
             # From every step but those that have no step so far ahead.
-            hidden, same_episode = hidden[:, : length - ahead], same_episode[:, : length - ahead]
-            hidden = self.cell(known[:, ahead:].flatten(0, 1), hidden.flatten(0, 1)).view_as(hidden)
+            hidden = hidden[:, : length - ahead]
+            same_episode = same_episode[:, : length - ahead]
+
+            # The action that led there moves it on.
+            next_hidden = self.cell(known[:, ahead:].flatten(0, 1), hidden.flatten(0, 1))
+            hidden = next_hidden.view_as(hidden)
             same_episode = same_episode & ~reset[:, ahead:]
-            error = (self.decoder(hidden) - target[:, ahead:]).square().mean(dim=-1)
+
+            difference = self.decoder(hidden) - target[:, ahead:]
+            error = difference.square().mean(dim=-1)
             total = total + (error * same_episode).sum()
             count = count + same_episode.sum()
         return Mean(total[None], count[None])

@@ -110,8 +110,9 @@ class TaughtAgent(Agent):
 
     def _losses(self, output: AgentOutput, advice: AgentOutput) -> dict[str, Mean]:
         """Means over all steps."""
-        policy, taught = (each.policy_parameters.log_softmax(dim=-1) for each in (output, advice))
-        divergence = (taught.exp() * (taught - policy)).sum(dim=-1)
+        policy = output.policy_parameters.log_softmax(dim=-1)
+        taught = advice.policy_parameters.log_softmax(dim=-1)
+        divergence = (taught.exp() * (taught - policy)).sum(dim=-1)  # KL(teacher || policy)
         difference = (output.inputs - advice.inputs).square().mean(dim=-1)
         losses = {}
         for name, error in zip(TEACHER_LOSSES, (divergence, difference), strict=True):

@@ -35,29 +35,27 @@ def compare(options: CompareOptions, words: Sequence[str], command: str) -> None
     console = Console()
     if words and (options.runs or options.resume):
         raise UserError(f"{options.source}, got {' '.join(words)}")
+
+    # Runs that there are need only a report.
     if options.runs:
         folder = options.folder or Path("runs/comparison")
-        for kind, file in (("sweep", sweep.FILE), ("run", Run(folder).config_file.name)):  # they have their own report
-            if (folder / file).exists():
-                raise UserError(f"{folder} holds a {kind}: expected another folder, --folder DIR, for this report")
+        _require_no_report(folder)
         runs = [read_run(run, options.allow) for run in options.runs]
         _report(folder, runs, options.threshold, {}, command, console)
         return
+
     if options.resume:
         folder, trials, command = _resume(options)
     else:
-        trials = _plan(options, words)
-        folder = (options.folder or _folder(options, trials)).absolute()
-        command = sweep.begin(folder, trials, command)
-        if options.suite and not any((folder / name).exists() for name in trials):
-            with Busy(console, "trying each task and each core"):
-                cost = _cost(trials, options)
-            say_all(console, {"cost": cost})
+        folder, trials, command = _begin(options, words, command, console)
     try:
         failed = _train(folder, trials, options, console)
     finally:  # also of what there is when it was stopped
         _scoreboard(folder, trials, command, console)
-    finished, missing = [], {}
+
+    # What the trials left behind: a run that can be shown, or the reason why not.
+    finished = []
+    missing = {}
     for name, config in trials.items():
         try:
             finished.append(read_run(folder / name, getattr(config, "env", None)))
@@ -69,6 +67,30 @@ def compare(options: CompareOptions, words: Sequence[str], command: str) -> None
     _report(folder, finished, options.threshold, missing, command, console)
     if missing:
         sys.exit(1)
+
+
+def _require_no_report(folder: Path) -> None:
+    """Raises a UserError if a folder has a report of its own, that of a sweep or of a run."""
+    files = {"sweep": sweep.FILE, "run": Run(folder).config_file.name}
+    for kind, file in files.items():
+        if (folder / file).exists():
+            raise UserError(f"{folder} holds a {kind}: expected another folder, --folder DIR, for this report")
+
+
+def _begin(
+    options: CompareOptions, words: Sequence[str], command: str, console: Console
+) -> tuple[Path, dict[str, Any], str]:
+    """A new sweep, or one of the same folder and trials: as `_resume`. Says first what a suite will cost."""
+    trials = _plan(options, words)
+    folder = options.folder or _folder(options, trials)
+    folder = folder.absolute()
+    command = sweep.begin(folder, trials, command)
+    is_begun = any((folder / name).exists() for name in trials)
+    if options.suite and not is_begun:
+        with Busy(console, "trying each task and each core"):
+            cost = _cost(trials, options)
+        say_all(console, {"cost": cost})
+    return folder, trials, command
 
 
 def _resume(options: CompareOptions) -> tuple[Path, dict[str, Any], str]:
@@ -93,39 +115,49 @@ def _folder(options: CompareOptions, trials: dict[str, Any]) -> Path:
 
 def _plan(options: CompareOptions, words: Sequence[str]) -> dict[str, Any]:
     """The configurations of a new sweep, by the trial's name. Raises a UserError for what would make trials fail."""
-    kind = options.kind
+    is_agents = options.kind == "launch"
+    trials = _make_trials(options, words)
+    if options.remote_actors and not is_agents:
+        raise UserError(f"--remote-actors: expected runs of agents, which have actors, got {options.kind}")
+    for config in trials.values():
+        if config.learners > 1:
+            raise UserError(f"learners: expected 1 in a sweep, got {config.learners}")
+        if is_agents and not options.remote_actors and config.actors.max_actors is not None:
+            raise UserError(f"actors: expected one number without --remote-actors, got {config.actors.count}")
+
+    if not is_agents:
+        _try_data(trials)
+    elif not options.suite:  # those of a suite are tried when its cost is measured
+        _try_agents(trials, local=not options.remote_actors)
+    return trials
+
+
+def _make_trials(options: CompareOptions, words: Sequence[str]) -> dict[str, Any]:
+    """The configurations that the options ask for, by the trial's name."""
     # Films take longer than a short training. An option that is given later counts.
-    if kind == "launch":
+    if options.kind == "launch":
         words = ["--video-episodes", "0", *words]
+
+    # A suite is worth something with one core, too.
+    preset = options.preset
+    fewest = 2
+    if options.suite:
+        preset = preset or "general"
+        fewest = 1
+    kind = CONFIGS[options.kind]
+    axes = [(field, tuple(values)) for field, *values in options.vary]
+
+    def parse(words: Sequence[str]) -> Any:
+        return parse_train(options.kind, words).config
 
     def make(words: Sequence[str]) -> dict[str, Any]:
         return sweep.make_trials(
-            CONFIGS[kind],
-            lambda words: parse_train(kind, words).config,
-            options.preset or ("general" if options.suite else None),
-            options.cores,
-            options.rates,
-            options.seeds,
-            [(field, tuple(values)) for field, *values in options.vary],
-            words,
-            fewest=1 if options.suite else 2,
+            kind, parse, preset, options.cores, options.rates, options.seeds, axes, words, fewest=fewest
         )
 
     trials = sweep.make_suite(SUITES[options.suite], make, words) if options.suite else make(words)
     if options.state_bytes is not None:
         trials = sweep.match_states(trials, options.state_bytes)
-    if kind != "launch" and options.remote_actors:
-        raise UserError(f"--remote-actors: expected runs of agents, which have actors, got {kind}")
-    for config in trials.values():
-        if config.learners > 1:
-            raise UserError(f"learners: expected 1 in a sweep, got {config.learners}")
-        if kind == "launch" and not options.remote_actors and config.actors.max_actors is not None:
-            raise UserError(f"actors: expected one number without --remote-actors, got {config.actors.count}")
-    if kind == "launch":
-        if not options.suite:  # those of a suite are tried when its cost is measured
-            _try_agents(trials, local=not options.remote_actors)
-    else:
-        _try_data(trials)
     return trials
 
 
@@ -147,22 +179,37 @@ def _cost(trials: dict[str, Any], options: CompareOptions) -> str:
     from training.trainer import Trainer
 
     torch.set_num_threads(max(1, int(options.cpus_per_trial)))
-    names = dict(zip(trials, sweep.label([*trials.values()])))
-    speeds = dict[tuple[str, str], float]()
-    first_env, first_name = next((trials[name].env, names[name]) for name in trials)
+    labels = sweep.label([*trials.values()])
+    names = dict(zip(trials, labels))
+    first = next(iter(trials))
+    first_env = trials[first].env
+    first_name = names[first]
+
+    # Frames a second by task and variant.
+    speeds: dict[tuple[str, str], float] = {}
     for trial, config in trials.items():
         key = (config.env, names[trial])
-        if key not in speeds and (config.env == first_env or names[trial] == first_name):
+        is_measured = config.env == first_env or names[trial] == first_name
+        if key not in speeds and is_measured:
             with user_errors():
                 speeds[key] = Trainer(config, Run(""), local=True).try_out()
+
     seconds = []
     for trial, config in trials.items():
-        relative = speeds[config.env, first_name] / speeds[first_env, first_name]
-        seconds.append(config.frames / (relative * speeds[first_env, names[trial]]))
-    at_once = max(1, int((os.cpu_count() or 1) / options.cpus_per_trial))
-    where = f"{at_once} at a time on this machine, if nothing else runs here"
+        slower = speeds[config.env, first_name] / speeds[first_env, first_name]
+        speed = slower * speeds[first_env, names[trial]]
+        seconds.append(config.frames / speed)
+
+    at_once = max(1, int(_num_cpus() / options.cpus_per_trial))
+    in_all = duration(sum(seconds) / at_once)
     each = f"{duration(min(seconds))} to {duration(max(seconds))}"
-    return f"about {duration(sum(seconds) / at_once)} for {len(trials)} runs of {each} each, {where}"
+    where = f"{at_once} at a time on this machine, if nothing else runs here"
+    return f"about {in_all} for {len(trials)} runs of {each} each, {where}"
+
+
+def _num_cpus() -> int:
+    """CPUs of this machine."""
+    return os.cpu_count() or 1
 
 
 def _try_data(trials: dict[str, Any]) -> None:
@@ -199,12 +246,15 @@ def _train(folder: Path, trials: dict[str, Any], options: CompareOptions, consol
         say_all(console, lines)
         if not todo:
             return {}
-        cpus = os.cpu_count() or 1
-        numbers = options.cpus_per_trial, options.gpus_per_trial, options.remote_actors
-        bundles = max((sweep.bundles_of(trials[name], *numbers) for name in todo), key=len)  # that suffice for each
+
+        # What a trial asks the cluster for: the most that one of them needs.
+        numbers = (options.cpus_per_trial, options.gpus_per_trial, options.remote_actors)
+        bundles = max((sweep.bundles_of(trials[name], *numbers) for name in todo), key=len)
         needed = sum(bundle.get("CPU", 0) for bundle in bundles)
+        cpus = _num_cpus()
         if options.ray_address is None and needed > cpus:
             raise UserError(f"cpus-per-trial: expected at most the {cpus} CPUs of this machine, got {needed:g}")
+
         with (
             start_ray(options.ray_address, cpus, 0, console),
             stop_on_signals() as stop,
@@ -249,7 +299,8 @@ def _scoreboard(folder: Path, trials: dict[str, Any], command: str, console: Con
     """Writes and prints one table of the tasks and variants of agents, unless there is one task alone."""
     from reports import scoreboard
 
-    if len({getattr(config, "env", None) for config in trials.values()}) < 2:
+    tasks = {getattr(config, "env", None) for config in trials.values()}
+    if len(tasks) < 2:
         return
     runs = []
     for name, config in trials.items():
@@ -260,8 +311,10 @@ def _scoreboard(folder: Path, trials: dict[str, Any], command: str, console: Con
     board = scoreboard.scoreboard(runs)
     page = scoreboard.write_scoreboard(folder, board, command)
     for table in (scoreboard.as_table(board), scoreboard.costs_table(board)):
-        # Without intervals, for which a terminal is too narrow.
-        texts = [[cell["text"] if isinstance(cell, dict) else str(cell) for cell in row] for row in table["rows"]]
+        texts = []
+        for row in table["rows"]:
+            # Without intervals, for which a terminal is too narrow.
+            texts.append([cell["text"] if isinstance(cell, dict) else str(cell) for cell in row])
         print_table(console, table["head"], texts, 1)
     say_all(console, {"scoreboard": str(page)})
 
@@ -280,6 +333,7 @@ def _report(
         page = write_reports(folder, comparisons, missing, command)
     for comparison in comparisons:
         print_scores(console, comparison)
-    for caution in dict.fromkeys(caution for comparison in comparisons for caution in comparison.cautions):
+    cautions = [caution for comparison in comparisons for caution in comparison.cautions]
+    for caution in dict.fromkeys(cautions):  # each once
         say(console, caution, "yellow")
     say_all(console, {"report": str(page)})
