@@ -103,6 +103,8 @@ def parse_train(kind: str, words: Sequence[str]) -> Any:
     prog = f"compressive {command}"
     options = OPTIONS[command]
 
+    _require_once(options, words)
+
     # First those options that decide the defaults of all others.
     known = [word for word in words if word not in ("-h", "--help")]
     start_kind = _LaunchStart if is_agent else TrainingOptions
@@ -210,7 +212,6 @@ def _require_allowed(options: LaunchOptions, run: str, words: Sequence[str]) -> 
 
 def parse(kind: Any, prog: str, words: Sequence[str], **options: Any) -> Any:
     """`tyro.cli` with condensed error messages and abbreviated numbers."""
-    _require_once(kind, words)
     message = io.StringIO()
     config = (tyro.conf.AvoidSubcommands, tyro.conf.FlagCreatePairsOff)
     try:
@@ -224,7 +225,10 @@ def parse(kind: Any, prog: str, words: Sequence[str], **options: Any) -> Any:
 
 
 def _require_once(kind: Any, words: Sequence[str]) -> None:
-    """Raises a UserError if an option with several values is given twice: tyro would forget the first ones."""
+    """Raises a UserError if an option of a training with several values is given twice: tyro forgets the first ones.
+
+    Options of a comparison may be: `make compare ARGS='--seeds 0'` is meant to take the place of its own seeds.
+    """
     typed = [word.partition("=")[0].replace("_", "-") for word in words]
     for name, hint in _options(kind):
         times = typed.count(f"--{name}")

@@ -20,7 +20,7 @@ from rich.console import Console
 from agent.core.matching import bytes_of_state
 from commands.compare import _films, _plan
 from commands.options import CompareOptions
-from commands.parsing import parse_train
+from commands.parsing import parse_command, parse_train
 from reports.comparison import KIND, Comparison, reach, read_run
 from reports.comparison_page import agreement, answer, evidence, next_best, score_texts
 from reports.tables import print_table
@@ -34,6 +34,13 @@ from training.presets import make_preset
 from training.sweep import _Estimate, begin, failure, is_finished, label, make_trials, read
 
 RECALL = "diagnostic:recall,delay=3"
+
+
+def test_seeds_that_are_given_again_take_the_place_of_the_first() -> None:
+    """As in `make compare ARGS='--seeds 0'`."""
+    options, rest, _ = parse_command("compare", ["--seeds", "0", "1", "2", "--frames", "9", "--seeds", "0"])
+    assert options.seeds == (0,)
+    assert rest == ["--frames", "9"]
 
 
 def grid(**fields: Any) -> dict:

@@ -87,6 +87,7 @@ def test_the_suites(name: str) -> None:
     for task in tasks:
         config = parse_train("launch", task.words).config
         assert (config.env, config.frames, config.eval_env) == (task.env, task.frames, task.eval_env)
+        assert config.eval_greedy == task.greedy == (name == "horizon")
         length = config.actors.unroll_length
         for kept in re.findall(r"(?:delay|length)=(\d+)", task.env):
             assert length > int(kept)
