@@ -2,19 +2,23 @@
 
 A step holds an action for four frames. The agent sees the last four pictures, each the maximum of two frames, in gray
 and 84 x 84 pixels. An episode is a whole game that begins with up to 30 frames without an action (Mnih et al., 2015;
-Machado et al., 2018). Rewards are those of the game.
+Machado et al., 2018). Rewards are those of the game. Games that wait for FIRE, such as Breakout, go on by themselves:
+it is pressed at the beginning of a game and of each further life.
 """
 
 from typing import Any
 
 import gymnasium
 import numpy as np
+from numpy.typing import NDArray
 
 from envs.foreign import ForeignVectorEnv, require_environments, require_fields, threads
 from envs.gym import register
 
 FRAMES_PER_SECOND = 60
 SEEDS = 2**31
+FIRE_ALONE = np.array([0.0, 0.0, 1.0], np.float32)
+"""The continuous action that presses FIRE without a direction: radius, angle, fire."""
 ALLOWED: dict[str, Any] = {
     "frameskip": (1, 1000),
     "stack_num": (1, 64),
@@ -36,30 +40,66 @@ ALLOWED: dict[str, Any] = {
 class AtariVectorEnv(ForeignVectorEnv):
     """A batch of one game: uint8 [height, width, frames x colours], the last frame last.
 
+    In the step after a lost life FIRE is pressed instead of the agent's action, if `use_fire_reset` is set and the game
+    has that action. With `episodic_life`, that step is the first of an episode, in which agents do not act.
+
     Args:
         game: name of its ROM.
-        fields: of ale-py's `AtariVectorEnv`.
+        fields: those of `ALLOWED`, with the meaning of ale-py's `AtariVectorEnv`, except for `episodic_life`: the
+            library's would begin a new game after each life.
     """
 
-    def __init__(self, game: str, num_envs: int, fields: dict[str, Any]) -> None:
+    def __init__(
+        self,
+        game: str,
+        num_envs: int,
+        fields: dict[str, Any],
+        episodic_life: bool = False,
+        use_fire_reset: bool = True,
+    ) -> None:
         from ale_py.vector_env import AtariVectorEnv as Library
 
-        envs = Library(game, num_envs, reward_clipping=False, **fields)
+        envs = Library(
+            game,
+            num_envs,
+            reward_clipping=False,
+            life_loss_info=episodic_life,
+            use_fire_reset=use_fire_reset,
+            **fields,
+        )
         frames = fields["frameskip"]
         metadata: dict[str, Any] = {"action_repeat": frames, "render_fps": FRAMES_PER_SECOND / frames}
+        names = [action.name for action in envs.ale.get_action_set()]
         if not envs.continuous:
-            metadata["action_names"] = [action.name for action in envs.ale.get_action_set()]
+            metadata["action_names"] = names
         super().__init__(num_envs, envs.single_observation_space, envs.single_action_space, **metadata)
         self.envs = envs
+
+        # FIRE as an action of the library; None where it is not to be pressed.
+        self._fire: NDArray[Any] | None = None
+        if use_fire_reset and "FIRE" in names:
+            self._fire = FIRE_ALONE if envs.continuous else np.array(names.index("FIRE"))
+        self._lives = np.zeros(num_envs, int)
+        self._lost_a_life = np.zeros(num_envs, bool)
 
     def begin(self, seeds: list[int | None]) -> Any:
         """Begins an episode everywhere; rows without a seed keep their random number generators."""
         given = [-1 if seed is None else seed % SEEDS for seed in seeds]
-        return self.envs.reset(seed=np.array(given))[0]
+        observation, info = self.envs.reset(seed=np.array(given))
+        self._lives = info["lives"].copy()
+        self._lost_a_life[:] = False
+        return observation
 
     def advance(self, actions: Any) -> tuple[Any, Any, Any, Any]:
         """One step everywhere."""
-        observation, reward, terminated, truncated, _ = self.envs.step(actions)
+        if self._fire is not None:
+            # Rows of discrete actions are numbers, those of continuous ones vectors.
+            rows = self._lost_a_life.reshape(-1, *[1] * self._fire.ndim)
+            actions = np.where(rows, self._fire, actions)
+        observation, reward, terminated, truncated, info = self.envs.step(actions)
+        lives = info["lives"].copy()
+        self._lost_a_life = lives < self._lives
+        self._lives = lives
         return observation, reward, terminated, truncated
 
 
@@ -94,4 +134,6 @@ def make(name: str, num_envs: int, actors: int = 1, **fields: Any) -> AtariVecto
         "repeat_action_probability": chosen["repeat_action_probability"],
         "num_threads": threads(num_envs, actors),
     }
-    return AtariVectorEnv(chosen["game"], num_envs, {**options, **fields})
+    fields = {**options, **fields}
+    lives = {name: fields.pop(name) for name in ("episodic_life", "use_fire_reset") if name in fields}
+    return AtariVectorEnv(chosen["game"], num_envs, fields, **lives)

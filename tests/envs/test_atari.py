@@ -83,16 +83,41 @@ def test_the_id_says_whether_actions_are_sticky() -> None:
     assert not np.array_equal(sticky, plain)
 
 
-def test_a_life_is_not_an_episode_unless_it_is_asked_for() -> None:
-    def lengths(fields: str) -> list[int]:
-        env = envs.make_vector(f"gym:BreakoutNoFrameskip-v4{fields}", 1)
-        env.reset(seed=0)
-        ends = [step for step in range(600) if env.step(np.array([step % 2]))[2][0]]
-        return np.diff([-1, *ends]).tolist()
+def breakout(fields: str, action: Any) -> tuple[list[int], Any]:
+    """Breakout with one and the same action; returns the steps that end an episode, and all pictures."""
+    env = envs.make_vector(f"gym:BreakoutNoFrameskip-v4,noop_max=0{fields}", 1)
+    env.reset(seed=0)
+    ends = []
+    pictures = []
+    for step in range(260):
+        seen, _, terminated, _, _ = env.step(np.array([action]))
+        pictures.append(seen[0])
+        if terminated[0]:
+            ends.append(step)
+    return ends, np.stack(pictures)
 
-    whole = lengths("")
-    lives = lengths(",episodic_life=True")
-    assert max(lives) < min(whole) / 2
+
+NOTHING = 0
+LIFE = 25
+"""Steps of a life in Breakout in which nothing is done: FIRE is pressed, and the ball falls."""
+
+
+def test_every_life_begins_with_fire() -> None:
+    """A game of Breakout has five lives. With the step that begins the next game, it is over every 125 steps."""
+    ends, _ = breakout("", NOTHING)
+    assert ends == [5 * LIFE - 2, 10 * LIFE - 2]
+    never, _ = breakout(",use_fire_reset=False", NOTHING)
+    assert not never
+    continuous, _ = breakout(",continuous=True", np.zeros(3, np.float32))
+    assert continuous == ends
+
+
+def test_a_life_is_not_an_episode_unless_it_is_asked_for() -> None:
+    """The game is the same, picture by picture."""
+    _, whole = breakout("", NOTHING)
+    ends, lives = breakout(",episodic_life=True", NOTHING)
+    assert ends == list(range(LIFE - 2, 260, LIFE))
+    assert np.array_equal(lives, whole)
 
 
 @pytest.mark.parametrize(
