@@ -14,20 +14,10 @@ from actors.pool import Pool, PoolStatus
 from agent import Agent, EnvOutput, Trajectory
 from agent.core import leaves, map_state
 from agent.core.fields import Precision
+from agent.graphs import Capture
 from agent.precision import autocast, resolve_precision
 from agent.trajectory import image_of
 from envs.device import DeviceEnv
-
-Capture = Callable[[Callable[[], None]], Callable[[], None]]
-"""Records the operations of a function, without calling it otherwise; returns a function that repeats them."""
-
-
-def cuda_graph(function: Callable[[], None]) -> Callable[[], None]:
-    """Captures a function as a CUDA graph. It must have been called before, so that all its kernels are compiled."""
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        function()
-    return graph.replay
 
 
 class ResidentActor(Pool):

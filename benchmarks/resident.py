@@ -22,8 +22,9 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
-from actors.resident import ResidentActor, cuda_graph
+from actors.resident import ResidentActor
 from agent.core import map_state
+from agent.graphs import cuda_graph
 from benchmarks.common import make_config, run
 from envs import make_device, make_vector
 from envs.device import DeviceEnv
@@ -52,6 +53,8 @@ class Options:
     """Steps of 64 environments in the comparison with the CPU."""
     compile: bool = True
     """Compile the learner's torso, except on the CPU."""
+    graph: bool = True
+    """Replay updates as a CUDA graph, except on the CPU."""
 
 
 def check(env: str, device: torch.device, steps: int) -> dict[str, float]:
@@ -155,7 +158,7 @@ def measure(options: Options) -> dict[str, Any]:
     device = resolve_device(options.device)
     base = make_config(options.preset, options.core, options.env, resident=True)
     compiled = options.compile and device.type == "cuda"
-    learning = dataclasses.replace(base.learner, device=options.device, compile=compiled)
+    learning = dataclasses.replace(base.learner, device=options.device, compile=compiled, graph=options.graph)
     base = resolve_precisions(dataclasses.replace(base, learner=learning))
     figures: dict[str, Any] = {"device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"}
     figures["precision"] = base.learner.precision

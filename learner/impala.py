@@ -25,6 +25,7 @@ from agent.trajectory import Trajectory, loss_mask, map_sensed, sensed_of, valid
 from learner import losses
 from learner.communicator import Communicator
 from learner.config import LearnerConfig
+from learner.graph import Moment
 from learner.optimization import Optimization, ParameterGroup, snapshot
 from learner.replica import StateDict
 from learner.vtrace import VTraceReturns, vtrace
@@ -65,7 +66,6 @@ class BackwardPass(NamedTuple):
 
     sums: scalar metrics by name, the losses first. Each is this learner's share of the sum over the learners.
     maxima: scalar metrics by name, which are the same on all learners.
-    schedules: learning rate and entropy cost.
     tasks: [2, 3, K], `PopArt.sums` of value targets and of rewards, over all learners; None without PopArt.
     added: [K], as in `ForwardPass`.
     observed: [3, N], `Standardization.sums` of the observations, over all learners; None without a standardization.
@@ -73,7 +73,6 @@ class BackwardPass(NamedTuple):
 
     sums: dict[str, Tensor]
     maxima: dict[str, Tensor]
-    schedules: dict[str, float]
     tasks: Tensor | None
     added: Tensor | float
     observed: Tensor | None
@@ -173,21 +172,22 @@ class ImpalaLearner:
         """
         validate(trajectory)
         trajectory = state_to(trajectory, self.device)
+        moment = self._moment()
         # One forward and one backward pass.
-        computed = self._compute_gradients(trajectory)
+        computed = self._compute_gradients(trajectory, moment)
         # Sums the gradients over the learners, clips them, and steps the optimizer.
         metrics = self._optimization.step(
             computed.sums,
-            self.learning_rate,
+            moment.learning_rate,
             "update",
             self.version + 1,
             find_fields=lambda: self._not_finite_fields(trajectory),
             others=computed.maxima,
         )
-        # The schedules depend on the steps, so those of this update were computed before.
-        self._finish_step(computed)
+        self._follow(computed)
+        self.version += 1
         self.steps += round(metrics.pop("steps"))
-        return metrics | computed.schedules
+        return metrics | schedules_of(moment)
 
     @property
     def counters(self) -> dict[str, int]:
@@ -218,19 +218,22 @@ class ImpalaLearner:
         self.version = int(state["version"])
         self.steps = int(state["steps"])
 
-    def _compute_gradients(self, trajectory: Trajectory) -> BackwardPass:
+    def _moment(self) -> Moment:
+        """Version and schedules of the next update."""
+        return Moment(self.version, self.learning_rate, self.entropy_cost, self.teacher_cost)
+
+    def _compute_gradients(self, trajectory: Trajectory, moment: Moment) -> BackwardPass:
         """Forward and backward pass over a trajectory on the device."""
         self.agent.train()
         self._optimization.zero_grad()
         forward = self._forward(trajectory)
-        sums, tasks = self._losses(trajectory, forward)
+        sums, tasks = self._losses(trajectory, forward, moment)
         sums["loss/total"].backward()
 
         # The greatest age of a fresh row's weights.
-        lag = (self.version - trajectory.version) * _fresh(trajectory)
+        lag = (moment.version - trajectory.version) * _fresh(trajectory)
         maxima = {"policy_lag/max": self._comm.max(lag.max())}
-        schedules = {"learning_rate": self.learning_rate, "entropy_cost": self.entropy_cost}
-        return BackwardPass(sums, maxima, schedules, tasks, forward.added, self._observed(trajectory))
+        return BackwardPass(sums, maxima, tasks, forward.added, self._observed(trajectory))
 
     def _observed(self, trajectory: Trajectory) -> Tensor | None:
         """See `BackwardPass.observed`."""
@@ -240,9 +243,8 @@ class ImpalaLearner:
         sensed = map_sensed(lambda part: part[:, :-1], sensed_of(trajectory.observation))
         return self._comm.sum(self._standardization.sums(sensed))
 
-    def _finish_step(self, computed: BackwardPass) -> None:
-        """Counts an update, and moves running statistics after the optimizer's step, on all learners alike."""
-        self.version += 1
+    def _follow(self, computed: BackwardPass) -> None:
+        """Moves running statistics after the optimizer's step, on all learners alike."""
         if self._standardization is not None and computed.observed is not None:
             self._standardization.follow(computed.observed, self._optimization.skipped)
         if self._popart is not None and computed.tasks is not None:
@@ -250,7 +252,9 @@ class ImpalaLearner:
             skipped = self._optimization.skipped
             self._popart.follow(targets, self.config.popart_rate, skipped, computed.added, rewards)
 
-    def _losses(self, trajectory: Trajectory, forward: ForwardPass) -> tuple[dict[str, Tensor], Tensor | None]:
+    def _losses(
+        self, trajectory: Trajectory, forward: ForwardPass, moment: Moment
+    ) -> tuple[dict[str, Tensor], Tensor | None]:
         """Losses and other scalar metrics, see `BackwardPass.sums`, and what PopArt learns from: its `tasks`."""
         config = self.config
 
@@ -281,10 +285,10 @@ class ImpalaLearner:
         sums = {
             "loss/policy": weight * policy,
             "loss/baseline": weight * (config.baseline_cost * baseline),
-            "loss/entropy": weight * (self.entropy_cost * exploration),
+            "loss/entropy": weight * (moment.entropy_cost * exploration),
         }
         for name, loss in auxiliary.items():
-            cost = self.teacher_cost if name in TEACHER_LOSSES else 1.0
+            cost = moment.teacher_cost if name in TEACHER_LOSSES else 1.0
             sums[f"loss/{name}"] = cost * loss
         parts = [loss.float() for loss in sums.values()]
         sums["loss/total"] = torch.stack(parts).sum()
@@ -305,7 +309,7 @@ class ImpalaLearner:
             sums["value/target_mean"] = share * losses.reduce(returns.vs, mask, "mean")
             sums["importance/mean_rho"] = share * returns.mean_rho
             sums["importance/clipped_fraction"] = share * returns.clipped_fraction
-            sums |= self._lags(trajectory, fresh)
+            sums |= self._lags(trajectory, fresh, moment)
         return sums, tasks
 
     def _forward(self, trajectory: Trajectory) -> ForwardPass:
@@ -401,9 +405,9 @@ class ImpalaLearner:
             advantages = torch.where(gone > math.log1p(self.config.trust), 0.0, advantages)
         return advantages
 
-    def _lags(self, trajectory: Trajectory, fresh: Tensor) -> dict[str, Tensor]:
+    def _lags(self, trajectory: Trajectory, fresh: Tensor, moment: Moment) -> dict[str, Tensor]:
         """The mean age, in versions, of the weights that acted: in the rows `fresh` [B] bool, and in replayed ones."""
-        age = self.version - trajectory.version
+        age = moment.version - trajectory.version
         sums = {"policy_lag/mean": _mean(age, fresh) / self._comm.size}
         if trajectory.replayed is not None:
             sums["replay/share"] = trajectory.replayed.float().mean()
@@ -421,6 +425,11 @@ class ImpalaLearner:
             counts.append(count)
         totals = self._comm.sum(torch.stack(counts)).tolist()
         return [name for name, total in zip(trajectory._fields, totals) if total]
+
+
+def schedules_of(moment: Moment) -> dict[str, float]:
+    """The metrics that say where the schedules of an update were."""
+    return {"learning_rate": moment.learning_rate, "entropy_cost": moment.entropy_cost}
 
 
 def _fresh(trajectory: Trajectory) -> Tensor:

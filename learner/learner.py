@@ -15,13 +15,18 @@ import torch
 from torch import nn
 
 from agent.core.state import index_state, state_to
+from agent.graphs import Capture, cuda_graph
 from agent.trajectory import Trajectory, validate
 from learner.communicator import Communicator
 from learner.config import LearnerConfig
 from learner.errors import NotFinite
-from learner.impala import ImpalaLearner
+from learner.graph import Moment, UpdateGraph
+from learner.impala import FIRST_UPDATES, ImpalaLearner, schedules_of
 from learner.optimization import Measured, not_finite
 from learner.replica import StateDict
+
+WARM_UP = 3
+"""Updates before one is recorded as a CUDA graph; they compile its kernels."""
 
 
 class Unread(NamedTuple):
@@ -39,10 +44,14 @@ class Learner(ImpalaLearner):
     unread updates are read at once, with the next update that is read or by `settle`. Until then `version` counts
     skipped updates, too, and `steps`, on which the schedules depend, stays.
 
+    On a GPU without other learners, and with `config.graph`, updates are replayed as one CUDA graph after the first
+    ones; see `learner.graph`.
+
     Args:
         agent, total_steps, comm: see `ImpalaLearner`.
         fused: whether Adam is the fused one, which unread updates need; None for a GPU only.
         rows: most rows of an update; a trajectory with more is learned from in several. None for no limit.
+        capture: how updates are recorded, see `agent.graphs`; None for `cuda_graph` on a GPU.
     """
 
     has_whole_state = True
@@ -58,10 +67,19 @@ class Learner(ImpalaLearner):
         comm: Communicator | None = None,
         fused: bool | None = None,
         rows: int | None = None,
+        capture: Capture | None = None,
     ) -> None:
         super().__init__(agent, config, total_steps, resolve_device(config.device), comm, fused)
         self.rows = rows
         self._unread: list[Unread] = []
+
+        # How updates are recorded, if they are; the recorded one; and how many were queued operation by operation.
+        if capture is None and self.device.type == "cuda":
+            capture = cuda_graph
+        can_be_recorded = self._optimization.fused and self._comm.size == 1
+        self._capture = capture if config.graph and can_be_recorded else None
+        self._graph: UpdateGraph | None = None
+        self._queued = 0
 
     def update(self, trajectory: Trajectory, read: bool = True) -> dict[str, float]:
         """Learns from one batch or, if it has more than `rows` rows, from equal parts of it one after the other.
@@ -94,20 +112,48 @@ class Learner(ImpalaLearner):
             return self.update(last_rows, read)
 
         # As long as every update is read, each is IMPALA's own.
-        if read and not self._unread:
+        if read and not self._unread and self._capture is None:
             return super().update(trajectory)
+        is_alone = not self._unread
         self._update_unread(trajectory)
-        if read:
+        if not read:
+            return {}
+        try:
             return self.settle()
-        return {}
+        except NotFinite:
+            if not is_alone:
+                raise
+        # The device changed nothing. Operation by operation, the error says more.
+        return super().update(trajectory)
 
     def _update_unread(self, trajectory: Trajectory) -> None:
         """Like `ImpalaLearner.update`, but waits for the device only to encode instructions and to move the batch."""
         trajectory = state_to(trajectory, self.device)
-        computed = self._compute_gradients(trajectory)
-        measured = self._optimization.step_unread(computed.sums, self.learning_rate, computed.maxima)
-        self._finish_step(computed)
-        self._unread.append(Unread(measured, computed.schedules))
+        moment = self._moment()
+        if self._capture is not None and self._graph is None and self._recordable:
+            with self._optimization.capturable():
+                self._graph = UpdateGraph(self._queue, self._capture, trajectory, moment)
+        if self._graph is not None and self._graph.fits(trajectory):
+            measured = self._graph.update(trajectory, moment)
+        else:
+            measured = self._queue(trajectory, moment)
+            self._queued += 1
+        self.version += 1
+        self._unread.append(Unread(measured, schedules_of(moment)))
+
+    def _queue(self, trajectory: Trajectory, moment: Moment) -> Measured:
+        """The operations of an update, which read no value of the device."""
+        computed = self._compute_gradients(trajectory, moment)
+        measured = self._optimization.step_unread(computed.sums, moment.learning_rate, computed.maxima)
+        self._follow(computed)
+        return measured
+
+    @property
+    def _recordable(self) -> bool:
+        """Whether later updates have the operations of the next one, whose kernels are compiled."""
+        compiled = self._queued >= WARM_UP
+        # PopArt's first updates have more operations.
+        return compiled and (self._popart is None or self.version >= FIRST_UPDATES)
 
     def settle(self) -> dict[str, float]:
         """Reads all updates that were not read, in one transfer, so that `version` and `steps` are exact.
@@ -160,6 +206,9 @@ class Learner(ImpalaLearner):
         """See `ImpalaLearner.load_state_dict`. Updates that were not read are forgotten."""
         super().load_state_dict(state)
         self._unread = []
+        # The optimizer has other tensors now than those that were recorded.
+        self._graph = None
+        self._queued = 0
 
     def follow(self) -> None:
         """Nothing: the weights of this process are the newest; see `LearnerGroup.follow`."""

@@ -1,7 +1,8 @@
 """The optimization step of all learners: gradient sum, norms, finite check, clipping, optimizer and its state."""
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
@@ -140,7 +141,7 @@ class Optimization:
                 names.append(name)
         return names
 
-    def step_unread(self, sums: Scalars, learning_rate: float, others: Scalars) -> Measured:
+    def step_unread(self, sums: Scalars, learning_rate: float | Tensor, others: Scalars) -> Measured:
         """Like `step`, but waits for nothing: the device itself skips the step where `step` would raise `NotFinite`.
 
         Returns:
@@ -151,6 +152,19 @@ class Optimization:
         found_inf = 1 - finite.float()
         self._apply(norms, learning_rate, found_inf)
         return measured
+
+    @contextmanager
+    def capturable(self) -> Iterator[None]:
+        """Lets `step_unread` be recorded as a part of a CUDA graph, with a learning rate that is a tensor."""
+        before = [dict(options) for options in self.optimizer.param_groups]
+        for options in self.optimizer.param_groups:
+            options["capturable"] = True
+        try:
+            yield
+        finally:
+            # The graph has its learning rate; what is saved, and updates outside the graph, have numbers.
+            for options, old in zip(self.optimizer.param_groups, before):
+                options.update(old)
 
     def _measure(self, sums: Scalars, others: Scalars) -> tuple[list[Tensor], Measured, Tensor]:
         """Sums gradients and metrics over the learners, and reads nothing.
@@ -186,7 +200,7 @@ class Optimization:
             return torch.zeros((), device=device)
         return get_total_norm(gradients)
 
-    def _apply(self, norms: list[Tensor], learning_rate: float, found_inf: Tensor | None = None) -> None:
+    def _apply(self, norms: list[Tensor], learning_rate: float | Tensor, found_inf: Tensor | None = None) -> None:
         """Clips the gradients and steps the optimizer."""
         # Each group by its own norm: the compression's gradients do not shrink the others, nor the reverse.
         if self.max_gradient_norm is not None:

@@ -11,8 +11,9 @@ from typing import Any
 import torch
 
 from actors import Episode, Pool, PoolStatus, Unroll
-from actors.resident import ResidentActor, cuda_graph
+from actors.resident import ResidentActor
 from agent import Agent, Trajectory
+from agent.graphs import cuda_graph
 from envs import make_device
 from learner.communicator import Communicator
 from learner.learner import Learner, resolve_device

@@ -1,0 +1,81 @@
+"""An update as one CUDA graph, which the host starts as a whole instead of kernel by kernel.
+
+An update of a small network is thousands of short kernels, and a GPU computes them sooner than the host can ask for
+them. What a graph has recorded is fixed: addresses, shapes, and numbers of the host. So batches, and what else differs
+from update to update, are copied into tensors that stay.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from agent.core import State, leaves, map_state
+from agent.graphs import Capture
+from agent.trajectory import Trajectory
+from learner.optimization import Measured
+
+
+class Moment(NamedTuple):
+    """What differs from update to update, besides the weights and the batch: numbers, or scalars on the device."""
+
+    version: Any
+    learning_rate: Any
+    entropy_cost: Any
+    teacher_cost: Any
+
+
+class UpdateGraph:
+    """Repeats an update on batches that have the form of the first one.
+
+    Args:
+        update: the operations of an update, which wait for nothing and return its metrics. It must have been called
+            before, so that all kernels are compiled and the optimizer has its statistics.
+        capture: how they are recorded; see `agent.graphs`.
+        trajectory: a batch on the device.
+    """
+
+    def __init__(
+        self,
+        update: Callable[[Trajectory, Moment], Measured],
+        capture: Capture,
+        trajectory: Trajectory,
+        moment: Moment,
+    ) -> None:
+        device = trajectory.reward.device
+        self._form = _form(trajectory)
+        self._trajectory = map_state(torch.clone, trajectory)
+        self._moment = Moment(*(_scalar(number, device) for number in moment))
+        recorded: list[Measured] = []
+        self._replay = capture(lambda: recorded.append(update(self._trajectory, self._moment)))
+        (self._measured,) = recorded
+
+    def fits(self, trajectory: Trajectory) -> bool:
+        """Whether a batch has the form of the first one."""
+        return _form(trajectory) == self._form
+
+    def update(self, trajectory: Trajectory, moment: Moment) -> Measured:
+        """The update with another batch; its metrics are not read."""
+        for kept, new in zip(leaves(self._trajectory), leaves(trajectory), strict=True):
+            kept.copy_(new)
+        for scalar, number in zip(self._moment, moment, strict=True):
+            scalar.fill_(number)
+        self._replay()
+        # The next replay writes into the same tensor.
+        return self._measured._replace(values=self._measured.values.clone())
+
+
+def _scalar(number: float, device: torch.device) -> Tensor:
+    """A number as a tensor on a device."""
+    dtype = torch.int64 if isinstance(number, int) else torch.float32
+    return torch.full((), number, dtype=dtype, device=device)
+
+
+def _form(nest: State) -> Any:
+    """All of a nest but the values of its tensors."""
+    if isinstance(nest, Tensor):
+        return nest.shape, nest.dtype, nest.device
+    if isinstance(nest, tuple):
+        return tuple(_form(part) for part in nest)
+    return nest  # an offset, or None

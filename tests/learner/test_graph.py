@@ -1,0 +1,182 @@
+"""Updates as a CUDA graph, in an emulation on the CPU: what is recorded once does what the operations do."""
+
+import dataclasses
+import math
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from agent import Trajectory
+from agent.core import state_to
+from learner import learner as learner_module
+from learner.config import LearnerConfig
+from learner.errors import NotFinite
+from learner.learner import WARM_UP, Learner
+from tests.agent import agents
+from tests.capture import EmulatedGraph
+from tests.learner.test_unread_updates import CASES, assert_same
+
+RATE = 2**-7
+"""A learning rate that is the same number in float32."""
+
+
+def tensors_of(learner: Learner) -> Iterator[torch.Tensor]:
+    """All that an update changes."""
+    yield from learner.agent.state_dict().values()
+    for statistics in learner._optimization.optimizer.state.values():
+        yield from statistics.values()
+
+
+def make(agent: Any, recorded: bool, total_steps: int = 1000, **changes: Any) -> Learner:
+    """A learner whose updates are recorded, or one like it whose updates are not."""
+    config = LearnerConfig(**{"device": "cpu", "learning_rate": RATE, **changes})
+    if not recorded:
+        return Learner(agent, config, total_steps, fused=True)
+
+    def capture(function: Callable[[], None]) -> Callable[[], None]:
+        before = [tensor.clone() for tensor in tensors_of(learner)]
+        graph = EmulatedGraph()
+        with graph:
+            function()
+        assert graph.forbidden == {}
+        for tensor, old in zip(tensors_of(learner), before, strict=True):
+            tensor.copy_(old)  # a real capture executes nothing
+        graphs.append(graph)
+        return graph.replay
+
+    graphs: list[EmulatedGraph] = []
+    learner = Learner(agent, config, total_steps, fused=True, capture=capture)
+    learner.graphs = graphs  # type: ignore[attr-defined]
+    return learner
+
+
+def both(**changes: Any) -> tuple[Learner, Learner]:
+    """Two equal learners, of which the first one's updates are recorded."""
+    options = {name: changes.pop(name) for name in ("core", "shape", "standardize") if name in changes}
+    agent_of = lambda: agents.make_agent(reconstruction_cost=0.1, **options)  # noqa: E731
+    return make(agent_of(), True, **changes), make(agent_of(), False, **changes)
+
+
+def batches(number: int, **options: Any) -> list[Trajectory]:
+    return [agents.make_trajectory(2, 12, seed=seed, **options) for seed in range(number)]
+
+
+@pytest.mark.parametrize("config", CASES.values(), ids=CASES)
+def test_a_replay_does_what_the_operations_do(config: Any) -> None:
+    """Weights, statistics and metrics, bit by bit; read or not."""
+    recorded, plain = both(core=config)
+    for number, batch in enumerate(batches(WARM_UP + 5, core=config)):
+        read = number % 3 != 1
+        assert recorded.update(batch, read) == plain.update(batch, read)
+        assert len(recorded.graphs) == (number >= WARM_UP)  # type: ignore[attr-defined]
+    assert_same(recorded, plain)
+
+
+def test_schedules_and_versions_go_on() -> None:
+    """What is a number for the host is none in the graph: rates, costs and the lag of the policy."""
+    changing = {"learning_rate_schedule": "linear", "entropy_cost": 0.5, "entropy_cost_end": 0.0, "total_steps": 200}
+    recorded, plain = both(**changing)
+    rates = set()
+    for batch in batches(WARM_UP + 5):
+        found, expected = recorded.update(batch), plain.update(batch)
+        assert found == pytest.approx(expected, rel=1e-4, abs=1e-6)
+        rates.add(found["learning_rate"])
+    assert len(rates) == WARM_UP + 5
+    assert_same(recorded, plain, rtol=1e-4, atol=1e-6)
+
+
+def test_running_statistics_follow(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of PopArt, once its first batches are over, and those of observations."""
+    monkeypatch.setattr(learner_module, "FIRST_UPDATES", WARM_UP + 2)
+    monkeypatch.setattr("learner.impala.FIRST_UPDATES", WARM_UP + 2)
+    learners = []
+    for recorded in (True, False):
+        torch.manual_seed(0)
+        config = agents.AgentConfig(torso="small", torso_size=16, core=agents.CORES["lstm"], standardize=True)
+        agent = agents.Agent(config, (3,), agents.ACTIONS, popart_tasks=2)
+        learners.append(make(agent, recorded, popart=True, normalize_advantages=True, trust=0.2))
+    recorded, plain = learners
+    for number, batch in enumerate(batches(WARM_UP + 6, core=agents.CORES["lstm"])):
+        torch.manual_seed(number)
+        batch = batch._replace(observation=5 * torch.randn(2, 13, 3))
+        assert recorded.update(batch) == plain.update(batch)
+        assert len(recorded.graphs) == (number >= WARM_UP + 2)  # type: ignore[attr-defined]
+    assert_same(recorded, plain)
+    assert recorded.agent.value.mean.ne(0).all()
+    assert recorded.agent.standardization.batches == WARM_UP + 6
+
+
+def test_a_batch_that_is_not_finite_is_skipped_and_named() -> None:
+    recorded, plain = both()
+    good = batches(WARM_UP + 3)
+    for batch in good[: WARM_UP + 1]:
+        assert recorded.update(batch) == plain.update(batch)
+    bad = good[0]._replace(reward=torch.full_like(good[0].reward, math.nan))
+    messages = []
+    for learner in (recorded, plain):
+        with pytest.raises(NotFinite, match="fields of the trajectory that are not finite: reward") as error:
+            learner.update(bad)
+        messages.append(str(error.value))
+    assert messages[0] == messages[1]
+    assert_same(recorded, plain)
+    for batch in good[WARM_UP + 1 :]:
+        assert recorded.update(batch) == plain.update(batch)
+
+    # Unread, it is one of several.
+    for learner in (recorded, plain):
+        learner.update(bad, read=False)
+        with pytest.raises(NotFinite, match="Skipped: 1 of 2 updates"):
+            learner.update(good[0])
+    assert_same(recorded, plain)
+
+
+def test_batches_of_another_form_are_not_replayed() -> None:
+    recorded, plain = both()
+    usual = batches(WARM_UP + 3)
+    other = agents.make_trajectory(3, 8, seed=7)
+    for batch in [*usual[:-1], other, usual[-1]]:
+        assert recorded.update(batch) == plain.update(batch)
+    assert_same(recorded, plain)
+
+
+def test_it_is_recorded_anew_for_a_restored_state() -> None:
+    """The optimizer's restored statistics are other tensors."""
+    recorded, plain = both()
+    saved = plain.state_dict()
+    for turn in range(2):
+        for batch in batches(WARM_UP + 2):
+            assert recorded.update(batch) == plain.update(batch)
+        assert len(recorded.graphs) == turn + 1  # type: ignore[attr-defined]
+        for learner in (recorded, plain):
+            learner.load_state_dict(saved)
+        assert_same(recorded, plain)
+
+
+def test_who_records() -> None:
+    """A single learner with the fused Adam, unless the configuration forbids it."""
+    fused, plain = (make(agents.make_agent(), True, graph=graph) for graph in (True, False))
+    unfused = Learner(agents.make_agent(), dataclasses.replace(fused.config), 1000, capture=fused._capture)
+    assert [learner._capture is not None for learner in (fused, plain, unfused)] == [True, False, False]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    ("config", "precision"),
+    [*((config, "float32") for config in CASES.values()), (CASES["compressive/post"], "bfloat16")],
+    ids=[*CASES, "bfloat16"],
+)
+def test_a_graph_of_a_gpu_does_what_its_operations_do(config: Any, precision: str) -> None:
+    learners = []
+    for graph in (True, False):
+        agent = agents.make_agent(core=config, reconstruction_cost=0.1)
+        options = LearnerConfig(device="cuda", learning_rate=RATE, max_gradient_norm=0.5, precision=precision)
+        learners.append(Learner(agent, dataclasses.replace(options, graph=graph), 1000))
+    for batch in batches(WARM_UP + 5, core=config):
+        rows = state_to(batch, "cuda")
+        found, expected = [learner.update(rows) for learner in learners]
+        assert found == pytest.approx(expected, rel=1e-3, abs=1e-4)
+    recorded, plain = learners
+    assert (recorded._graph is None, plain._graph is None) == (False, True)
+    assert_same(recorded, plain, rtol=1e-3, atol=1e-4)
