@@ -1,9 +1,9 @@
 """Atari games with the preprocessing that papers use, by ale-py's own vector environment: C++ with threads.
 
 A step holds an action for four frames. The agent sees the last four pictures, each the maximum of two frames, in gray
-and 84 x 84 pixels. An episode is a whole game that begins with up to 30 frames without an action (Mnih et al., 2015;
-Machado et al., 2018). Rewards are those of the game. Games that wait for FIRE, such as Breakout, go on by themselves:
-it is pressed at the beginning of a game and of each further life.
+and 84 x 84 pixels. A game begins with up to 30 frames without an action, and FIRE is pressed at the beginning of each
+life, since some games wait for it. In training, an episode ends with each lost life, and the game goes on with the
+next; agents are tested on whole games (Mnih et al., 2015). Rewards are those of the game.
 """
 
 from typing import Any
@@ -40,13 +40,14 @@ ALLOWED: dict[str, Any] = {
 class AtariVectorEnv(ForeignVectorEnv):
     """A batch of one game: uint8 [height, width, frames x colours], the last frame last.
 
-    In the step after a lost life FIRE is pressed instead of the agent's action, if `use_fire_reset` is set and the game
-    has that action. With `episodic_life`, that step is the first of an episode, in which agents do not act.
+    The step after a lost life presses FIRE instead of what the agent does. With `episodic_life`, agents do not act in
+    that step, because it begins an episode.
 
     Args:
         game: name of its ROM.
-        fields: those of `ALLOWED`, with the meaning of ale-py's `AtariVectorEnv`, except for `episodic_life`: the
-            library's would begin a new game after each life.
+        fields: of ale-py's `AtariVectorEnv`.
+        episodic_life: end an episode with each lost life. (The library's field would begin a new game then.)
+        use_fire_reset: press FIRE at the beginning of each life.
     """
 
     def __init__(
@@ -54,7 +55,7 @@ class AtariVectorEnv(ForeignVectorEnv):
         game: str,
         num_envs: int,
         fields: dict[str, Any],
-        episodic_life: bool = False,
+        episodic_life: bool = True,
         use_fire_reset: bool = True,
     ) -> None:
         from ale_py.vector_env import AtariVectorEnv as Library

@@ -283,18 +283,27 @@ def require_consent(spec: str, *allowed: str | None) -> None:
 
 
 def held_out(spec: str) -> str:
-    """The spec on which an agent is tested that was trained on `spec`: test versions of Lab's levels, else the same.
+    """The spec on which an agent is tested that was trained on `spec`.
 
-    A test version that two training levels share occurs once. A view that only a teacher sees is left out.
+    Test versions of Lab's levels, whole games of Atari, else the same. A test version that two training levels share
+    occurs once. A view that only a teacher sees is left out.
     """
     found: list[Spec] = []
     for tested in map(parse_spec, tasks(untaught(spec))):
         if tested.kind == "dmlab":
             level = find(tested.name)
             tested = Spec("dmlab", level.test if level else tested.name, tested.overrides | {"test": "True"})
+        elif _is_preprocessed_atari(tested):
+            tested = tested._replace(overrides=tested.overrides | {"episodic_life": "False"})
         if tested not in found:
             found.append(tested)
     return ",".join(map(str, found))
+
+
+def _is_preprocessed_atari(spec: Spec) -> bool:
+    """Whether a spec is a game of `atari.py`."""
+    is_game = spec.kind == "gym" and gym.package_of(spec.name) == "ale_py"
+    return is_game and spec.overrides.get("raw") != "True"
 
 
 def untaught(spec: str) -> str:
