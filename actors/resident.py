@@ -16,7 +16,7 @@ from agent.core import leaves, map_state
 from agent.core.fields import Precision
 from agent.graphs import Capture
 from agent.precision import autocast, resolve_precision
-from agent.trajectory import image_of
+from agent.trajectory import map_sensed
 from envs.device import DeviceEnv
 
 
@@ -68,8 +68,7 @@ class ResidentActor(Pool):
         self._make_buffers()
 
         # The first unroll begins where the environments do.
-        observations = image_of(self.env_output.observation)
-        observations[:, length] = envs.observation
+        self._write_observations(length)
         self.acted = False
         self.replay: Callable[[], None] | None = None
 
@@ -90,9 +89,12 @@ class ResidentActor(Pool):
 
         # Before the first unroll all outputs are those of an episode start.
         outputs = steps + 1
-        size = envs.observation.shape[1:]
+
+        def observations(seen: Tensor) -> Tensor:
+            return zeros(outputs, *seen.shape[1:], dtype=seen.dtype)
+
         self.trajectory = Trajectory(
-            observation=zeros(outputs, *size, dtype=envs.observation.dtype),
+            observation=map_sensed(observations, envs.observation),
             last_action=zeros(outputs, dtype=torch.int64).fill_(-1),
             reward=zeros(outputs),
             discount=zeros(outputs).fill_(1),
@@ -179,12 +181,16 @@ class ResidentActor(Pool):
         envs = self.envs
         output = self.env_output
         after = t + 1
-        observations = image_of(output.observation)
-        observations[:, after] = envs.observation
+        self._write_observations(after)
         output.last_action[:, after] = action.masked_fill(envs.begin, -1)
         output.reward[:, after] = envs.reward
         output.discount[:, after] = ~envs.terminated
         output.reset[:, after] = envs.begin
+
+    def _write_observations(self, step: int) -> None:
+        """Writes what the environments show as the observation of a step."""
+        for kept, seen in zip(leaves(self.env_output.observation), leaves(self.envs.observation), strict=True):
+            kept[:, step] = seen
 
     def _count_episodes(self, t: int) -> None:
         """Notes which episodes ended in step t, and adds the step to those in progress."""
@@ -223,12 +229,23 @@ class ResidentActor(Pool):
             episodes.append(episode)
         return episodes
 
+    def _moment(self) -> dict[str, Tensor]:
+        """The tensors of `env_output` by name; those of several views are numbered."""
+        tensors = {}
+        for name, part in self.env_output._asdict().items():
+            if isinstance(part, Tensor):
+                tensors[name] = part
+                continue
+            for index, view in enumerate(part):
+                tensors[f"{name}/{index}"] = view
+        return tensors
+
     def state_dict(self) -> dict[str, Tensor]:
         """Copies, on the CPU, of all that `load_state_dict` needs to resume exactly, except weights."""
         arrays: dict[str, Tensor] = {}
         # What the next unroll begins with. Checkpoints call the environments' last output the moment.
         last = self.length
-        for name, part in self.env_output._asdict().items():
+        for name, part in self._moment().items():
             arrays[f"moment/{name}"] = part[:, last]
         for index, leaf in enumerate(leaves(self.core_state)):
             arrays[f"core/{index}"] = leaf
@@ -248,7 +265,7 @@ class ResidentActor(Pool):
 
     def load_state_dict(self, arrays: dict[str, Tensor]) -> None:
         """Resumes from a `state_dict`."""
-        for name, part in self.env_output._asdict().items():
+        for name, part in self._moment().items():
             saved = arrays[f"moment/{name}"]
             part[:, self.length] = saved.to(self.device)
         for index, leaf in enumerate(leaves(self.core_state)):

@@ -60,7 +60,8 @@ class Options:
 def check(env: str, device: torch.device, steps: int) -> dict[str, float]:
     """Differences to the CPU after single steps from equal states, of a scripted player and of random actions."""
     rows, rng = 64, np.random.default_rng(0)
-    there, here = make_device(env, rows, str(device)), make_vector(env, rows)
+    there: Any = make_device(env, rows, str(device))
+    here = make_vector(env, rows)
     scripted: Any = here.oracle_actions  # type: ignore[attr-defined]
     if isinstance(here, RoomsVectorEnv):  # its oracle would plan anew for every random action
         scripted = functools.partial(oracle_actions, here)

@@ -17,7 +17,7 @@ class DeviceEnv(ABC):
     the next episode (gymnasium's NEXT_STEP). `reset` comes first. Subclasses define `seed` and `launch`.
 
     Args:
-        observation: [N, height, width, channels] uint8 or [N, features] float32, on the device.
+        observation: [N, height, width, channels] uint8 or [N, features] float32, on the device; or a tuple of such.
         state: all that decides what happens next, [N, ...] by name; changed in place.
         counters: those of them, int64, that count what happened in an episode, by the names of their metrics.
         action_repeat: frames of a step.
@@ -34,7 +34,7 @@ class DeviceEnv(ABC):
         self,
         num_envs: int,
         num_actions: int,
-        observation: Tensor,
+        observation: Tensor | tuple[Tensor, ...],
         state: dict[str, Tensor],
         counters: dict[str, Tensor] | None = None,
         action_repeat: int = 1,
@@ -43,7 +43,8 @@ class DeviceEnv(ABC):
         if num_envs < 1:
             raise ValueError(f"num_envs: expected at least 1, got {num_envs}")
         self.num_envs, self.num_actions, self.action_repeat = num_envs, num_actions, action_repeat
-        self.observation, self.state, self.device = observation, state, observation.device
+        self.observation, self.state = observation, state
+        self.device = (observation[0] if isinstance(observation, tuple) else observation).device
         self.counters = counters or {}
         self.action = torch.full((num_envs,), -1, device=self.device)
         self.begin = torch.zeros(num_envs, dtype=torch.bool, device=self.device)

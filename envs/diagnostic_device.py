@@ -20,6 +20,7 @@ class DeviceRecall(DeviceEnv):
             state[name] = torch.zeros(task.num_envs, dtype=torch.int64, device=device)
         observation = torch.zeros(task.num_envs, task.symbols + 1, device=device)
         super().__init__(task.num_envs, task.symbols, observation, state)
+        self._seen = observation
         self.delay = task.delay
         self.worth = task.reward
         self._symbols = torch.arange(task.symbols, device=device)
@@ -49,8 +50,8 @@ class DeviceRecall(DeviceEnv):
         # The symbol is shown in the first step, the question after the delay.
         one_hot = self._symbols == symbol[:, None]
         at_start = (time == 0)[:, None]
-        self.observation[:, :-1] = one_hot & at_start
-        self.observation[:, -1] = time == self.delay
+        self._seen[:, :-1] = one_hot & at_start
+        self._seen[:, -1] = time == self.delay
 
 
 #: The constants of `envs.batched` as int64, in which sums and products have the same bits as in uint64.

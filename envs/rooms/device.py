@@ -26,20 +26,19 @@ class DeviceRooms(DeviceEnv):
         device: a CPU or a GPU. The kernel for a GPU is compiled here, in about 15 s.
 
     Raises:
-        ValueError: for a config with `own_view`.
         ImportError: if the extra `gpu` is needed and not installed.
     """
 
     def __init__(self, num_envs: int, config: RoomsConfig | str = "full", device: torch.device | str = "cpu") -> None:
         self.config = config = resolve(config)
-        if config.own_view:
-            raise ValueError("RoomsConfig.own_view: expected False on a device, got True")
         host = level.allocate(num_envs, config.examples)._asdict()
         state = {name: torch.from_numpy(own).to(device) for name, own in host.items()}
+        image = torch.zeros(num_envs, *config.image_shape, dtype=torch.uint8, device=device)
+        own_image = torch.zeros_like(image)
         super().__init__(
             num_envs,
             len(config.action_names),
-            torch.zeros(num_envs, *config.image_shape, dtype=torch.uint8, device=device),
+            (image, own_image) if config.own_view else image,
             state,
             {"correct_choices": state["correct"], "wrong_choices": state["wrong"]},
             config.action_repeat,
@@ -51,9 +50,20 @@ class DeviceRooms(DeviceEnv):
             from envs.rooms import kernels  # needs numba-cuda
 
             self._run, self._array = functools.partial(kernels.run, self.device), kernels.array
-        tuples: Any = level.build(config), render.build(config), level.State(**state)  # type: ignore[arg-type]
+
+        # The arguments of `_run`: the step, and, with a second view, a drawing of the same state with the level's own
+        # look, in which nothing happens.
+        plan: Any = level.build(config)
+        scene: Any = render.build(config)
+        drawn = level.State(**state)  # type: ignore[arg-type]
         views = torch.zeros(num_envs if config.shrink > 1 else 1, *config.view_shape, dtype=torch.uint8, device=device)
-        self._arguments = self._arrays((*tuples, self.begin, self.action, self.reward, views, self.observation))
+        step = (plan, scene, drawn, self.begin, self.action, self.reward, views, image)
+        self._launches = [self._arrays(step)]
+        if config.own_view:
+            look = torch.zeros_like(state["look"])
+            nothing = [torch.zeros_like(self.begin), torch.full_like(self.action, -1), torch.zeros_like(self.reward)]
+            own = (plan, scene, drawn._replace(look=look), *nothing, views, own_image)  # type: ignore[arg-type]
+            self._launches.append(self._arrays(own))
         self.launch()  # compiles
 
     def _arrays(self, value: Any) -> Any:
@@ -72,4 +82,5 @@ class DeviceRooms(DeviceEnv):
         self.state["rng"].copy_(torch.from_numpy(rows))
 
     def launch(self) -> None:
-        self._run(*self._arguments)
+        for arguments in self._launches:
+            self._run(*arguments)

@@ -20,6 +20,7 @@ SPECS = (
     "rooms:full,image_height=40,image_width=64,episode_frames=150",
     "rooms:transfer,image_height=40,image_width=64,episode_frames=130,examples=2,delay_frames=30,redraw_match=True",
     "rooms:full-half,episode_frames=150",
+    "rooms:transfer,image_height=20,image_width=32,shrink=2,episode_frames=130,own_view=True",
     "rooms:small-recall,episode_frames=700",
     "diagnostic:recall,delay=5",
     "diagnostic:recall,delay=1,symbols=7",
@@ -32,13 +33,22 @@ SIMULATED = {
     "rooms:full,image_height=40,image_width=64,episode_frames=120": (35, 4),
     "rooms:transfer,image_height=40,image_width=64,episode_frames=120": (35, 4),
     "rooms:full-half,image_height=20,image_width=32,episode_frames=120": (35, 4),
+    "rooms:transfer,image_height=20,image_width=32,shrink=2,episode_frames=120,own_view=True": (35, 4),
 }
 
 
 def tensors(env: DeviceEnv) -> dict[str, torch.Tensor]:
     """All of an environment's tensors by name."""
     own = {name: value for name, value in vars(env).items() if isinstance(value, torch.Tensor)}
-    return {**own, **env.state, **env.counters}
+    own.pop("observation", None)
+    return {**own, **views_of(env.observation), **env.state, **env.counters}
+
+
+def views_of(observation: Any) -> dict[str, Any]:
+    """An observation, or its parts, by name."""
+    if isinstance(observation, tuple):
+        return {f"observation {index}": view for index, view in enumerate(observation)}
+    return {"observation": observation}
 
 
 def results(env: DeviceEnv) -> dict[str, np.ndarray]:
@@ -59,8 +69,8 @@ def expected(step: Any, begin: Any, vector: Any) -> dict[str, np.ndarray]:
     counters = {name: infos[name] for name in vector.metadata["episode_metrics"]}
     state = {name: array for name, array in vector.get_state().items() if name != "over"}
     state["rng"] = state["rng"].view(np.int64)
-    seen = {"observation": observation, "reward": reward, "terminated": terminated, "truncated": truncated}
-    return {**seen, "begin": begin, **counters, **state}
+    seen = {"reward": reward, "terminated": terminated, "truncated": truncated}
+    return {**views_of(observation), **seen, "begin": begin, **counters, **state}
 
 
 def follow(env: DeviceEnv, vector: Any, steps: int, every: int = 1) -> Iterator[tuple[Any, Any]]:
@@ -87,7 +97,8 @@ def check(spec: str, steps: int, every: int = 1, num_envs: int = 3) -> int:
     """Asserts that a device's environments follow the vector environment exactly; returns the number of episodes."""
     env, vector = envs.make_device(spec, num_envs, "cpu"), envs.make_vector(spec, num_envs)
     env.reset(7)
-    assert np.array_equal(env.observation.numpy(), vector.reset(seed=7)[0])
+    for name, view in views_of(vector.reset(seed=7)[0]).items():
+        assert np.array_equal(tensors(env)[name].numpy(), view)
     assert (env.num_actions, env.action_repeat) == (vector.single_action_space.n, vector.metadata["action_repeat"])
     assert tuple(env.counters) == vector.metadata["episode_metrics"]
     places, episodes = {name: tensor.data_ptr() for name, tensor in tensors(env).items()}, 0
@@ -120,10 +131,11 @@ def test_a_state_resumes_exactly(spec: str) -> None:
     env.reset(3)
     while not (env.terminated | env.truncated).any():
         played(env, 1)
-    state, observation = env.get_state(), env.observation.clone()
+    state = env.get_state()
+    before = {name: view.clone() for name, view in views_of(env.observation).items()}
     steps = played(env, 40)
     other.set_state(state)
-    assert torch.equal(other.observation, observation)
+    assert all(torch.equal(view, before[name]) for name, view in views_of(other.observation).items())
     for one, two in zip(steps, played(other, 40)):
         assert one.keys() == two.keys()
         assert all(np.array_equal(one[name], two[name]) for name in one)
@@ -202,13 +214,15 @@ def test_the_kernel_compiles_without_a_gpu(monkeypatch: pytest.MonkeyPatch) -> N
         compute_capability = (9, 0)
 
     monkeypatch.setattr(dispatcher, "get_current_device", lambda: Hopper)
-    arguments = envs.make_device("rooms:full", 1, "cpu")._arguments
+    arguments = envs.make_device("rooms:full", 1, "cpu")._launches[0]
     ptx, _ = cuda.compile_ptx(kernels.step.py_func, tuple(map(typeof, arguments)), cc=(9, 0))
     assert ".target sm_90" in ptx
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("spec", ["rooms:full", "rooms:transfer", "rooms:small-recall,episode_frames=300"])
+@pytest.mark.parametrize(
+    "spec", ["rooms:full", "rooms:transfer,own_view=True", "rooms:small-recall,episode_frames=300"]
+)
 def test_a_gpu_follows_the_cpu_up_to_rounding(spec: str) -> None:
     """From the same state at every step, since differences grow."""
     env, vector = envs.make_device(spec, 64, "cuda"), envs.make_vector(spec, 64)
@@ -217,7 +231,7 @@ def test_a_gpu_follows_the_cpu_up_to_rounding(spec: str) -> None:
     differ: dict[str, list[float]] = {}
     for given, wanted in follow(env, vector, 200):
         for name, array in wanted.items():
-            allowed = 2 if name == "observation" else 1e-6
+            allowed = 2 if name.startswith("observation") else 1e-6
             off = np.abs(given[name].astype(float) - array.astype(float)) > allowed
             differ.setdefault(name, []).append(off.mean())
         synchronise(env, vector)

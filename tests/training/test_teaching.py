@@ -13,6 +13,7 @@ from commands.options import ExportOptions
 from learner.replica import StateDict
 from storage.metrics import read_metrics
 from storage.run import Run
+from tests.commands.cli import state
 from tests.training.test_trainer import CONFIG, timeless, train
 from training.config import RunConfig, to_plain
 from training.evaluation import evaluate, load_trained_agent
@@ -66,6 +67,21 @@ def test_a_taught_run_is_resumed_exactly_without_its_teachers_run(tmp_path: Path
     assert timeless(tmp_path / "parts") == timeless(tmp_path / "whole")
 
 
+def test_a_resident_run_with_a_teacher_learns_what_a_local_one_does(tmp_path: Path) -> None:
+    """Bit by bit, also if it is stopped and resumed."""
+    source_of(tmp_path / "source")
+    actors = dataclasses.replace(CONFIG.actors, num_actors=1, envs_per_actor=4)
+    for resident in (True, False):
+        changes = {"learner": ON_CPU, "actors": actors, "unrolls_per_update": 1, "resident": resident}
+        folder = tmp_path / str(resident)
+        trainer = taught(folder, tmp_path / "source", **changes)
+        run(trainer, 2)
+        again = train(trainer.config, folder, 1, resume=True)
+        assert again.learner.version == 3
+    assert state(tmp_path / "True") == state(tmp_path / "False")
+    assert timeless(tmp_path / "True") == timeless(tmp_path / "False")
+
+
 def test_it_plays_alone_and_other_runs_begin_with_it(tmp_path: Path) -> None:
     """Without the teacher and its view; a run that begins with it may have a teacher or not."""
     source_of(tmp_path / "source")
@@ -110,7 +126,6 @@ def test_what_is_refused(tmp_path: Path) -> None:
             {"learner": CONFIG.learner},
             r"^env: expected own_view=False without a teacher \(learner.teacher-cost\), got ",
         ),
-        ({"resident": True, "learner": ON_CPU}, r"^RoomsConfig.own_view: expected False on a device, got True$"),
     ):
         with pytest.raises(ValueError, match=words):
             taught(tmp_path / "never", tmp_path / "source", **changes)
