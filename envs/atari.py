@@ -1,9 +1,9 @@
 """Atari games with the preprocessing that papers use, by ale-py's own vector environment: C++ with threads.
 
 A step holds an action for four frames. The agent sees the last four pictures, each the maximum of two frames, in gray
-and 84 x 84 pixels. A game begins with up to 30 frames without an action, and FIRE is pressed at the beginning of each
-life, since some games wait for it. In training, an episode ends with each lost life, and the game goes on with the
-next; agents are tested on whole games (Mnih et al., 2015). Rewards are those of the game.
+and 84 x 84 pixels. An episode is a whole game that begins with up to 30 frames without an action (Mnih et al., 2015;
+Machado et al., 2018). FIRE is pressed at the beginning of each life, since some games wait for it. Rewards are those of
+the game.
 """
 
 from typing import Any
@@ -55,7 +55,7 @@ class AtariVectorEnv(ForeignVectorEnv):
         game: str,
         num_envs: int,
         fields: dict[str, Any],
-        episodic_life: bool = True,
+        episodic_life: bool = False,
         use_fire_reset: bool = True,
     ) -> None:
         from ale_py.vector_env import AtariVectorEnv as Library

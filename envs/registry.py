@@ -293,17 +293,17 @@ def held_out(spec: str) -> str:
         if tested.kind == "dmlab":
             level = find(tested.name)
             tested = Spec("dmlab", level.test if level else tested.name, tested.overrides | {"test": "True"})
-        elif _is_preprocessed_atari(tested):
-            tested = tested._replace(overrides=tested.overrides | {"episodic_life": "False"})
+        elif _is_atari(tested):
+            # Whole games.
+            fields = {field: text for field, text in tested.overrides.items() if field != "episodic_life"}
+            tested = tested._replace(overrides=fields)
         if tested not in found:
             found.append(tested)
     return ",".join(map(str, found))
 
 
-def _is_preprocessed_atari(spec: Spec) -> bool:
-    """Whether a spec is a game of `atari.py`."""
-    is_game = spec.kind == "gym" and gym.package_of(spec.name) == "ale_py"
-    return is_game and spec.overrides.get("raw") != "True"
+def _is_atari(spec: Spec) -> bool:
+    return spec.kind == "gym" and gym.package_of(spec.name) == "ale_py"
 
 
 def untaught(spec: str) -> str:

@@ -15,7 +15,7 @@ ale_py = pytest.importorskip("ale_py", reason="ale-py is not installed: pip inst
 def test_a_game_is_what_the_emulator_plays_frame_by_frame(name: str, steps: int) -> None:
     """Four frames a step, the maximum of the last two, four of these; and the scores of the game."""
     fields = "img_height=210,img_width=160,noop_max=0,use_fire_reset=False"
-    env = envs.make_vector(f"gym:{name}NoFrameskip-v4,{fields},episodic_life=False", 1)
+    env = envs.make_vector(f"gym:{name}NoFrameskip-v4,{fields}", 1)
     seen = env.reset(seed=3)[0]
 
     emulator = ale_py.ALEInterface()
@@ -104,24 +104,22 @@ LIFE = 25
 
 def test_every_life_begins_with_fire() -> None:
     """A game of Breakout has five lives. With the step that begins the next game, it is over every 125 steps."""
-    ends, _ = breakout(",episodic_life=False", NOTHING)
+    ends, _ = breakout("", NOTHING)
     assert ends == [5 * LIFE - 2, 10 * LIFE - 2]
-    never, _ = breakout(",episodic_life=False,use_fire_reset=False", NOTHING)
+    never, _ = breakout(",use_fire_reset=False", NOTHING)
     assert not never
-    continuous, _ = breakout(",episodic_life=False,continuous=True", np.zeros(3, np.float32))
+    continuous, _ = breakout(",continuous=True", np.zeros(3, np.float32))
     assert continuous == ends
 
 
-def test_a_life_is_an_episode_in_training_and_a_game_in_tests() -> None:
-    """The game is the same, picture by picture."""
-    ends, lives = breakout("", NOTHING)
+def test_a_life_may_be_an_episode_in_training() -> None:
+    """The game is the same, picture by picture. Tests are of whole games."""
+    game = "gym:BreakoutNoFrameskip-v4,noop_max=0"
+    _, whole = breakout("", NOTHING)
+    ends, lives = breakout(",episodic_life=True", NOTHING)
     assert ends == list(range(LIFE - 2, 260, LIFE))
-    trained_on = "gym:BreakoutNoFrameskip-v4,noop_max=0"
-    assert envs.held_out(trained_on) == f"{trained_on},episodic_life=False"
-    raw = "gym:ALE/Breakout-v5,raw=True"
-    assert envs.held_out(raw) == raw
-    _, whole = breakout(",episodic_life=False", NOTHING)
     assert np.array_equal(lives, whole)
+    assert envs.held_out(f"{game},episodic_life=True") == envs.held_out(game) == game
 
 
 @pytest.mark.parametrize(
