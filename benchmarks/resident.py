@@ -53,7 +53,7 @@ class Options:
     """Steps of 64 environments in the comparison with the CPU."""
     compile: bool = True
     """Compile the learner's torso, except on the CPU."""
-    graph: bool = True
+    cuda_graph: bool = True
     """Replay updates as a CUDA graph, except on the CPU."""
 
 
@@ -159,7 +159,7 @@ def measure(options: Options) -> dict[str, Any]:
     device = resolve_device(options.device)
     base = make_config(options.preset, options.core, options.env, resident=True)
     compiled = options.compile and device.type == "cuda"
-    learning = dataclasses.replace(base.learner, device=options.device, compile=compiled, graph=options.graph)
+    learning = dataclasses.replace(base.learner, device=options.device, compile=compiled, cuda_graph=options.cuda_graph)
     base = resolve_precisions(dataclasses.replace(base, learner=learning))
     figures: dict[str, Any] = {"device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"}
     figures["precision"] = base.learner.precision

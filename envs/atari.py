@@ -45,18 +45,18 @@ class AtariVectorEnv(ForeignVectorEnv):
 
     Args:
         game: name of its ROM.
-        fields: of ale-py's `AtariVectorEnv`.
         episodic_life: end an episode with each lost life. (The library's field would begin a new game then.)
         use_fire_reset: press FIRE at the beginning of each life.
+        fields: others of ale-py's `AtariVectorEnv`, with `frameskip`.
     """
 
     def __init__(
         self,
         game: str,
         num_envs: int,
-        fields: dict[str, Any],
         episodic_life: bool = False,
         use_fire_reset: bool = True,
+        **fields: Any,
     ) -> None:
         from ale_py.vector_env import AtariVectorEnv as Library
 
@@ -123,7 +123,7 @@ def make(name: str, num_envs: int, actors: int = 1, **fields: Any) -> AtariVecto
     try:
         import ale_py.vector_env  # noqa: F401
     except ImportError:
-        raise ImportError(f"gym:{name} needs ale-py from 0.11 on: pip install -U ale-py, or raw=True") from None
+        raise ImportError(f"gym:{name} needs ale-py from 0.11.2 on: pip install -U ale-py, or raw=True") from None
     try:
         chosen = gymnasium.spec(identity).kwargs
     except gymnasium.error.Error as error:
@@ -135,6 +135,4 @@ def make(name: str, num_envs: int, actors: int = 1, **fields: Any) -> AtariVecto
         "repeat_action_probability": chosen["repeat_action_probability"],
         "num_threads": threads(num_envs, actors),
     }
-    fields = {**options, **fields}
-    lives = {name: fields.pop(name) for name in ("episodic_life", "use_fire_reset") if name in fields}
-    return AtariVectorEnv(chosen["game"], num_envs, fields, **lives)
+    return AtariVectorEnv(chosen["game"], num_envs, **{**options, **fields})

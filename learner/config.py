@@ -94,7 +94,7 @@ class LearnerConfig(Checked):
     compile: bool = False
     """Compile the torso in the first update, which may then last a minute; torch caches the result on the disk. For
     GPUs: on CPUs the compiled torso was slower."""
-    graph: bool = True
+    cuda_graph: bool = True
     """Replay updates as one CUDA graph, on a GPU with Adam and a single learner: the host starts an update as a whole
     instead of kernel by kernel."""
 

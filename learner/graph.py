@@ -17,7 +17,7 @@ from agent.trajectory import Trajectory
 from learner.optimization import Measured
 
 
-class Moment(NamedTuple):
+class UpdateSettings(NamedTuple):
     """What differs from update to update, besides the weights and the batch: numbers, or scalars on the device."""
 
     version: Any
@@ -38,28 +38,28 @@ class UpdateGraph:
 
     def __init__(
         self,
-        update: Callable[[Trajectory, Moment], Measured],
+        update: Callable[[Trajectory, UpdateSettings], Measured],
         capture: Capture,
         trajectory: Trajectory,
-        moment: Moment,
+        settings: UpdateSettings,
     ) -> None:
         device = trajectory.reward.device
         self._form = _form(trajectory)
         self._trajectory = map_state(torch.clone, trajectory)
-        self._moment = Moment(*(_scalar(number, device) for number in moment))
+        self._settings = UpdateSettings(*(_scalar(number, device) for number in settings))
         recorded: list[Measured] = []
-        self._replay = capture(lambda: recorded.append(update(self._trajectory, self._moment)))
+        self._replay = capture(lambda: recorded.append(update(self._trajectory, self._settings)))
         (self._measured,) = recorded
 
     def fits(self, trajectory: Trajectory) -> bool:
         """Whether a batch has the form of the first one."""
         return _form(trajectory) == self._form
 
-    def update(self, trajectory: Trajectory, moment: Moment) -> Measured:
+    def update(self, trajectory: Trajectory, settings: UpdateSettings) -> Measured:
         """The update with another batch; its metrics are not read."""
         for kept, new in zip(leaves(self._trajectory), leaves(trajectory), strict=True):
             kept.copy_(new)
-        for scalar, number in zip(self._moment, moment, strict=True):
+        for scalar, number in zip(self._settings, settings, strict=True):
             scalar.fill_(number)
         self._replay()
         # The next replay writes into the same tensor.

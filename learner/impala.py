@@ -25,7 +25,7 @@ from agent.trajectory import Trajectory, loss_mask, map_sensed, sensed_of, valid
 from learner import losses
 from learner.communicator import Communicator
 from learner.config import LearnerConfig
-from learner.graph import Moment
+from learner.graph import UpdateSettings
 from learner.optimization import Optimization, ParameterGroup, snapshot
 from learner.replica import StateDict
 from learner.vtrace import VTraceReturns, vtrace
@@ -172,13 +172,13 @@ class ImpalaLearner:
         """
         validate(trajectory)
         trajectory = state_to(trajectory, self.device)
-        moment = self._moment()
+        settings = self._settings()
         # One forward and one backward pass.
-        computed = self._compute_gradients(trajectory, moment)
+        computed = self._compute_gradients(trajectory, settings)
         # Sums the gradients over the learners, clips them, and steps the optimizer.
         metrics = self._optimization.step(
             computed.sums,
-            moment.learning_rate,
+            settings.learning_rate,
             "update",
             self.version + 1,
             find_fields=lambda: self._not_finite_fields(trajectory),
@@ -187,7 +187,7 @@ class ImpalaLearner:
         self._follow(computed)
         self.version += 1
         self.steps += round(metrics.pop("steps"))
-        return metrics | schedules_of(moment)
+        return metrics | schedules_of(settings)
 
     @property
     def counters(self) -> dict[str, int]:
@@ -218,20 +218,20 @@ class ImpalaLearner:
         self.version = int(state["version"])
         self.steps = int(state["steps"])
 
-    def _moment(self) -> Moment:
+    def _settings(self) -> UpdateSettings:
         """Version and schedules of the next update."""
-        return Moment(self.version, self.learning_rate, self.entropy_cost, self.teacher_cost)
+        return UpdateSettings(self.version, self.learning_rate, self.entropy_cost, self.teacher_cost)
 
-    def _compute_gradients(self, trajectory: Trajectory, moment: Moment) -> BackwardPass:
+    def _compute_gradients(self, trajectory: Trajectory, settings: UpdateSettings) -> BackwardPass:
         """Forward and backward pass over a trajectory on the device."""
         self.agent.train()
         self._optimization.zero_grad()
         forward = self._forward(trajectory)
-        sums, tasks = self._losses(trajectory, forward, moment)
+        sums, tasks = self._losses(trajectory, forward, settings)
         sums["loss/total"].backward()
 
         # The greatest age of a fresh row's weights.
-        lag = (moment.version - trajectory.version) * _fresh(trajectory)
+        lag = (settings.version - trajectory.version) * _fresh(trajectory)
         maxima = {"policy_lag/max": self._comm.max(lag.max())}
         return BackwardPass(sums, maxima, tasks, forward.added, self._observed(trajectory))
 
@@ -253,7 +253,7 @@ class ImpalaLearner:
             self._popart.follow(targets, self.config.popart_rate, skipped, computed.added, rewards)
 
     def _losses(
-        self, trajectory: Trajectory, forward: ForwardPass, moment: Moment
+        self, trajectory: Trajectory, forward: ForwardPass, settings: UpdateSettings
     ) -> tuple[dict[str, Tensor], Tensor | None]:
         """Losses and other scalar metrics, see `BackwardPass.sums`, and what PopArt learns from: its `tasks`."""
         config = self.config
@@ -285,10 +285,10 @@ class ImpalaLearner:
         sums = {
             "loss/policy": weight * policy,
             "loss/baseline": weight * (config.baseline_cost * baseline),
-            "loss/entropy": weight * (moment.entropy_cost * exploration),
+            "loss/entropy": weight * (settings.entropy_cost * exploration),
         }
         for name, loss in auxiliary.items():
-            cost = moment.teacher_cost if name in TEACHER_LOSSES else 1.0
+            cost = settings.teacher_cost if name in TEACHER_LOSSES else 1.0
             sums[f"loss/{name}"] = cost * loss
         parts = [loss.float() for loss in sums.values()]
         sums["loss/total"] = torch.stack(parts).sum()
@@ -309,7 +309,7 @@ class ImpalaLearner:
             sums["value/target_mean"] = share * losses.reduce(returns.vs, mask, "mean")
             sums["importance/mean_rho"] = share * returns.mean_rho
             sums["importance/clipped_fraction"] = share * returns.clipped_fraction
-            sums |= self._lags(trajectory, fresh, moment)
+            sums |= self._lags(trajectory, fresh, settings)
         return sums, tasks
 
     def _forward(self, trajectory: Trajectory) -> ForwardPass:
@@ -405,9 +405,9 @@ class ImpalaLearner:
             advantages = torch.where(gone > math.log1p(self.config.trust), 0.0, advantages)
         return advantages
 
-    def _lags(self, trajectory: Trajectory, fresh: Tensor, moment: Moment) -> dict[str, Tensor]:
+    def _lags(self, trajectory: Trajectory, fresh: Tensor, settings: UpdateSettings) -> dict[str, Tensor]:
         """The mean age, in versions, of the weights that acted: in the rows `fresh` [B] bool, and in replayed ones."""
-        age = moment.version - trajectory.version
+        age = settings.version - trajectory.version
         sums = {"policy_lag/mean": _mean(age, fresh) / self._comm.size}
         if trajectory.replayed is not None:
             sums["replay/share"] = trajectory.replayed.float().mean()
@@ -427,9 +427,9 @@ class ImpalaLearner:
         return [name for name, total in zip(trajectory._fields, totals) if total]
 
 
-def schedules_of(moment: Moment) -> dict[str, float]:
+def schedules_of(settings: UpdateSettings) -> dict[str, float]:
     """The metrics that say where the schedules of an update were."""
-    return {"learning_rate": moment.learning_rate, "entropy_cost": moment.entropy_cost}
+    return {"learning_rate": settings.learning_rate, "entropy_cost": settings.entropy_cost}
 
 
 def _fresh(trajectory: Trajectory) -> Tensor:

@@ -20,7 +20,7 @@ from agent.trajectory import Trajectory, validate
 from learner.communicator import Communicator
 from learner.config import LearnerConfig
 from learner.errors import NotFinite
-from learner.graph import Moment, UpdateGraph
+from learner.graph import UpdateGraph, UpdateSettings
 from learner.impala import FIRST_UPDATES, ImpalaLearner, schedules_of
 from learner.optimization import Measured, not_finite
 from learner.replica import StateDict
@@ -44,8 +44,8 @@ class Learner(ImpalaLearner):
     unread updates are read at once, with the next update that is read or by `settle`. Until then `version` counts
     skipped updates, too, and `steps`, on which the schedules depend, stays.
 
-    On a GPU without other learners, and with `config.graph`, updates are replayed as one CUDA graph after the first
-    ones; see `learner.graph`.
+    With `config.cuda_graph`, on a GPU and without other learners, all but the first updates are replayed as one CUDA
+    graph; see `learner.graph`.
 
     Args:
         agent, total_steps, comm: see `ImpalaLearner`.
@@ -77,7 +77,7 @@ class Learner(ImpalaLearner):
         if capture is None and self.device.type == "cuda":
             capture = cuda_graph
         can_be_recorded = self._optimization.fused and self._comm.size == 1
-        self._capture = capture if config.graph and can_be_recorded else None
+        self._capture = capture if config.cuda_graph and can_be_recorded else None
         self._graph: UpdateGraph | None = None
         self._queued = 0
 
@@ -129,22 +129,22 @@ class Learner(ImpalaLearner):
     def _update_unread(self, trajectory: Trajectory) -> None:
         """Like `ImpalaLearner.update`, but waits for the device only to encode instructions and to move the batch."""
         trajectory = state_to(trajectory, self.device)
-        moment = self._moment()
+        settings = self._settings()
         if self._capture is not None and self._graph is None and self._recordable:
             with self._optimization.capturable():
-                self._graph = UpdateGraph(self._queue, self._capture, trajectory, moment)
+                self._graph = UpdateGraph(self._queue, self._capture, trajectory, settings)
         if self._graph is not None and self._graph.fits(trajectory):
-            measured = self._graph.update(trajectory, moment)
+            measured = self._graph.update(trajectory, settings)
         else:
-            measured = self._queue(trajectory, moment)
+            measured = self._queue(trajectory, settings)
             self._queued += 1
         self.version += 1
-        self._unread.append(Unread(measured, schedules_of(moment)))
+        self._unread.append(Unread(measured, schedules_of(settings)))
 
-    def _queue(self, trajectory: Trajectory, moment: Moment) -> Measured:
+    def _queue(self, trajectory: Trajectory, settings: UpdateSettings) -> Measured:
         """The operations of an update, which read no value of the device."""
-        computed = self._compute_gradients(trajectory, moment)
-        measured = self._optimization.step_unread(computed.sums, moment.learning_rate, computed.maxima)
+        computed = self._compute_gradients(trajectory, settings)
+        measured = self._optimization.step_unread(computed.sums, settings.learning_rate, computed.maxima)
         self._follow(computed)
         return measured
 

@@ -156,7 +156,7 @@ def test_it_is_recorded_anew_for_a_restored_state() -> None:
 
 def test_who_records() -> None:
     """A single learner with the fused Adam, unless the configuration forbids it."""
-    fused, plain = (make(agents.make_agent(), True, graph=graph) for graph in (True, False))
+    fused, plain = (make(agents.make_agent(), True, cuda_graph=graph) for graph in (True, False))
     unfused = Learner(agents.make_agent(), dataclasses.replace(fused.config), 1000, capture=fused._capture)
     assert [learner._capture is not None for learner in (fused, plain, unfused)] == [True, False, False]
 
@@ -173,7 +173,7 @@ def test_a_graph_of_a_gpu_does_what_its_operations_do(config: Any, precision: st
     for graph in (True, False):
         agent = agents.make_agent(core=config, reconstruction_cost=0.1)
         options = LearnerConfig(device="cuda", learning_rate=RATE, max_gradient_norm=0.5, precision=precision)
-        learners.append(Learner(agent, dataclasses.replace(options, graph=graph), 1000))
+        learners.append(Learner(agent, dataclasses.replace(options, cuda_graph=graph), 1000))
     recorded, plain = learners
     before = weights_of(plain)
     for batch in batches(WARM_UP + 5, core=config):
