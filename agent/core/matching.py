@@ -25,6 +25,7 @@ MOST_UNITS = 2**20
 """Slots or features, at most; a state of more bytes than these need is not filled."""
 
 
+@functools.cache
 def with_state_of(config: CoreConfig, num_bytes: int) -> CoreConfig:
     """The core with the most slots or features whose state has at most `num_bytes` bytes a row, in float32.
 

@@ -72,6 +72,9 @@ def test_a_replay_does_what_the_operations_do(config: Any) -> None:
         assert recorded.update(batch, read) == plain.update(batch, read)
         assert len(recorded.graphs) == (number >= WARM_UP)  # type: ignore[attr-defined]
     assert_same(recorded, plain)
+    for options in recorded.state_dict()["optimizer"]["param_groups"]:
+        # What is saved is as without a graph.
+        assert (type(options["lr"]), options["capturable"]) == (float, False)
 
 
 def test_schedules_and_versions_go_on() -> None:
