@@ -14,7 +14,7 @@ from actors.pool import Pool, PoolStatus
 from agent import Agent, EnvOutput, Trajectory
 from agent.core import leaves, map_state
 from agent.core.fields import Precision
-from agent.graphs import Capture
+from agent.cuda_graphs import Capture
 from agent.precision import autocast, resolve_precision
 from agent.trajectory import map_sensed
 from envs.device import DeviceEnv

@@ -24,7 +24,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from actors.resident import ResidentActor
 from agent.core import map_state
-from agent.graphs import cuda_graph
+from agent.cuda_graphs import cuda_graph
 from benchmarks.common import make_config, run
 from envs import make_device, make_vector
 from envs.device import DeviceEnv

@@ -25,9 +25,9 @@ from agent.trajectory import Trajectory, loss_mask, map_sensed, sensed_of, valid
 from learner import losses
 from learner.communicator import Communicator
 from learner.config import LearnerConfig
-from learner.graph import UpdateSettings
 from learner.optimization import Optimization, ParameterGroup, snapshot
 from learner.replica import StateDict
+from learner.update_graph import UpdateSettings
 from learner.vtrace import VTraceReturns, vtrace
 
 FIRST_UPDATES = 100

@@ -15,15 +15,15 @@ import torch
 from torch import nn
 
 from agent.core.state import index_state, state_to
-from agent.graphs import Capture, cuda_graph
+from agent.cuda_graphs import Capture, cuda_graph
 from agent.trajectory import Trajectory, validate
 from learner.communicator import Communicator
 from learner.config import LearnerConfig
 from learner.errors import NotFinite
-from learner.graph import UpdateGraph, UpdateSettings
 from learner.impala import FIRST_UPDATES, ImpalaLearner, schedules_of
 from learner.optimization import Measured, not_finite
 from learner.replica import StateDict
+from learner.update_graph import UpdateGraph, UpdateSettings
 
 WARM_UP = 3
 """Updates before one is recorded as a CUDA graph; they compile its kernels."""
@@ -45,13 +45,13 @@ class Learner(ImpalaLearner):
     skipped updates, too, and `steps`, on which the schedules depend, stays.
 
     With `config.cuda_graph`, on a GPU and without other learners, all but the first updates are replayed as one CUDA
-    graph; see `learner.graph`.
+    graph; see `learner.update_graph`.
 
     Args:
         agent, total_steps, comm: see `ImpalaLearner`.
         fused: whether Adam is the fused one, which unread updates need; None for a GPU only.
         rows: most rows of an update; a trajectory with more is learned from in several. None for no limit.
-        capture: how updates are recorded, see `agent.graphs`; None for `cuda_graph` on a GPU.
+        capture: how updates are recorded, see `agent.cuda_graphs`; None for `cuda_graph` on a GPU.
     """
 
     has_whole_state = True

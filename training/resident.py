@@ -13,7 +13,7 @@ import torch
 from actors import Episode, Pool, PoolStatus, Unroll
 from actors.resident import ResidentActor
 from agent import Agent, Trajectory
-from agent.graphs import cuda_graph
+from agent.cuda_graphs import cuda_graph
 from envs import make_device
 from learner.communicator import Communicator
 from learner.learner import Learner, resolve_device

@@ -34,11 +34,10 @@ class DeviceRooms(DeviceEnv):
         host = level.allocate(num_envs, config.examples)._asdict()
         state = {name: torch.from_numpy(own).to(device) for name, own in host.items()}
         image = torch.zeros(num_envs, *config.image_shape, dtype=torch.uint8, device=device)
-        own_image = torch.zeros_like(image)
         super().__init__(
             num_envs,
             len(config.action_names),
-            (image, own_image) if config.own_view else image,
+            (image, torch.zeros_like(image)) if config.own_view else image,
             state,
             {"correct_choices": state["correct"], "wrong_choices": state["wrong"]},
             config.action_repeat,
@@ -62,7 +61,7 @@ class DeviceRooms(DeviceEnv):
         if config.own_view:
             look = torch.zeros_like(state["look"])
             nothing = [torch.zeros_like(self.begin), torch.full_like(self.action, -1), torch.zeros_like(self.reward)]
-            own = (plan, scene, drawn._replace(look=look), *nothing, views, own_image)  # type: ignore[arg-type]
+            own = (plan, scene, drawn._replace(look=look), *nothing, views, self.observation[1])  # type: ignore[arg-type]
             self._launches.append(self._arrays(own))
         self.launch()  # compiles
 

@@ -11,7 +11,7 @@ from actors.resident import ResidentActor
 from agent import Agent, AgentConfig
 from agent.core import LSTMConfig, leaves, matched_cores
 from agent.core.fields import Precision
-from agent.graphs import cuda_graph
+from agent.cuda_graphs import cuda_graph
 from agent.trajectory import validate
 from envs import make_device, make_vector
 from tests.actors.counting import CountingAgent, DeviceCounting

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from agent.core import State, leaves, map_state
-from agent.graphs import Capture
+from agent.cuda_graphs import Capture
 from agent.trajectory import Trajectory
 from learner.optimization import Measured
 
@@ -32,7 +32,7 @@ class UpdateGraph:
     Args:
         update: the operations of an update, which wait for nothing and return its metrics. It must have been called
             before, so that all kernels are compiled and the optimizer has its statistics.
-        capture: how they are recorded; see `agent.graphs`.
+        capture: how they are recorded; see `agent.cuda_graphs`.
         trajectory: a batch on the device.
     """
 
