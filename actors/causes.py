@@ -122,8 +122,8 @@ def _policy(agent: Agent, state: Any, core_input: Tensor, hidden: list[Tensor]) 
     reset = torch.zeros(rows, 1, dtype=torch.bool, device=device)
     masks = [mask.to(device) for mask in hidden]
     with torch.no_grad():
-        features = core(inputs, reset, several, hidden=masks).features
-        parameters = agent.act_on(features.to(inputs.dtype), inputs)
+        features = agent.remember(inputs, reset, several, hidden=masks).features
+        parameters = agent.act_on(features, inputs)
     return parameters[:, 0].cpu()
 
 

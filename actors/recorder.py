@@ -140,7 +140,7 @@ class _Recorder:
         observed = image_of(actor.env_output.observation)
         sees_images = observed.ndim > 2
         if actor.agent.reconstruction is not None and sees_images:
-            self.reconstruct = actor.agent.reconstruction.picture
+            self.reconstruct = actor.agent.picture
 
     def play(self) -> Episode | None:
         """One step of all environments; returns the first one's episode if it has ended."""

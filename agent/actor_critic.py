@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from agent.config import AgentConfig
-from agent.core import Mean, State, make_core
+from agent.core import CoreOutput, Mean, State, make_core
 from agent.encoders import (
     INSTRUCTION_SIZE,
     InstructionEncoder,
@@ -230,12 +230,10 @@ class Agent(nn.Module):
                 raise ValueError(f"{name}: expected {list(leading)} as observation, got {list(value.shape)}")
         inputs, seen, action, flat, shown = self.encode(observation, last_action, last_reward)
 
-        with self._core_precision():
-            features, state, losses, attention = self.core(inputs, reset, state, return_attention)
+        features, state, losses, attention = self.remember(inputs, reset, state, return_attention)
 
         # The heads are not in mixed precision.
-        with torch.autocast(inputs.device.type, enabled=False):
-            features = features.to(inputs.dtype)
+        with self._full_precision():
             if self.prediction is not None and torch.is_grad_enabled():
                 error = self.prediction(features, action, seen, reset)
                 weighted = Mean(self.config.prediction_cost * error.total, error.count)
@@ -268,6 +266,14 @@ class Agent(nn.Module):
         inputs = inputs.to(self.value.weight.dtype)
         return Encoded(inputs, seen, action, flat, shown)
 
+    def remember(
+        self, inputs: Tensor, reset: Tensor, state: State, return_attention: bool = False, **options: Any
+    ) -> CoreOutput:
+        """What the core makes of inputs [B, T, D], see `Core.forward`; its features as the heads receive them."""
+        with self._core_precision():
+            output = self.core(inputs, reset, state, return_attention, **options)
+        return output._replace(features=output.features.to(inputs.dtype))
+
     def decide(self, features: Tensor, inputs: Tensor, shown: Sensed) -> tuple[Tensor, Tensor]:
         """The policy's parameters and the value, from the core's features and inputs [B, T, D]; see `Encoded`."""
         joined = self._joined(features, inputs)
@@ -279,8 +285,15 @@ class Agent(nn.Module):
         return self.policy(joined), value
 
     def act_on(self, features: Tensor, inputs: Tensor) -> Tensor:
-        """The policy's parameters alone, as in `decide`."""
-        return self.policy(self._joined(features, inputs))
+        """The policy's parameters alone, as `forward` computes them."""
+        with self._full_precision():
+            return self.policy(self._joined(features, inputs))
+
+    def picture(self, inputs: Tensor) -> Tensor:
+        """The images that the agent predicts from inputs [N, D] of its core; see `Reconstruction.picture`."""
+        assert self.reconstruction is not None
+        with self._full_precision():
+            return self.reconstruction.picture(inputs)
 
     def _joined(self, features: Tensor, inputs: Tensor) -> Tensor:
         """What the heads receive."""
@@ -300,6 +313,10 @@ class Agent(nn.Module):
             got = type(observation).__name__
             raise ValueError(f"observation: expected an Observation with instructions, got {got}")
         return observation, None
+
+    def _full_precision(self) -> torch.autocast:
+        """Ends autocast."""
+        return torch.autocast(self.value.weight.device.type, enabled=False)
 
     def _core_precision(self) -> torch.autocast:
         """Ends autocast for a core that would not gain from it."""

@@ -116,6 +116,6 @@ class TaughtAgent(Agent):
         difference = (output.inputs - advice.inputs).square().mean(dim=-1)
         losses = {}
         for name, error in zip(TEACHER_LOSSES, (divergence, difference), strict=True):
-            count = error.new_tensor([error.numel()])
+            count = error.new_full((1,), error.numel())
             losses[name] = Mean(error.sum()[None], count)
         return losses

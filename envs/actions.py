@@ -293,12 +293,13 @@ def _floats(space: spaces.Box, place: Place) -> tuple[list[Part], Convert]:
     high = space.high.ravel().astype(np.float64)
     bounded = np.isfinite(low) & np.isfinite(high)
     free = (low == -np.inf) & (high == np.inf)
-    for index in range(low.size):
+    ordered = low < high
+    accepted = ordered & (bounded | free)
+    if not accepted.all():
+        index = int(accepted.argmin())  # the first that is not
         bounds = f"{low[index]:g} to {high[index]:g} at index {index} of {line(space)}"
-        if not low[index] < high[index]:
-            raise _refusal("a lower bound below the upper bound", bounds, place)
-        if not (bounded[index] or free[index]):
-            raise _refusal(MIXED_BOUNDS, bounds, place)
+        expected = MIXED_BOUNDS if ordered[index] else "a lower bound below the upper bound"
+        raise _refusal(expected, bounds, place)
 
     dtype = space.dtype
     shape = space.shape

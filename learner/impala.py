@@ -408,11 +408,12 @@ class ImpalaLearner:
     def _lags(self, trajectory: Trajectory, fresh: Tensor, settings: UpdateSettings) -> dict[str, Tensor]:
         """The mean age, in versions, of the weights that acted: in the rows `fresh` [B] bool, and in replayed ones."""
         age = settings.version - trajectory.version
-        sums = {"policy_lag/mean": _mean(age, fresh) / self._comm.size}
+        means = {"policy_lag/mean": _mean(age, fresh)}
         if trajectory.replayed is not None:
-            sums["replay/share"] = trajectory.replayed.float().mean()
-            sums["replay/age"] = _mean(age, trajectory.replayed)
-        return sums
+            means["replay/share"] = trajectory.replayed.float().mean()
+            means["replay/age"] = _mean(age, trajectory.replayed)
+        # The learners' shares of these means are summed up.
+        return {name: mean / self._comm.size for name, mean in means.items()}
 
     def _not_finite_fields(self, trajectory: Trajectory) -> list[str]:
         """For errors: the fields of the trajectory that are not finite in the shard of any learner."""

@@ -73,10 +73,13 @@ class Learner(ImpalaLearner):
         self.rows = rows
         self._unread: list[Unread] = []
 
-        # How updates are recorded, if they are; the recorded one; and how many were queued operation by operation.
+        # How updates are recorded, if they are; the recorded one; and how many were queued operation by operation since
+        # the graph was last of use.
         if capture is None and self.device.type == "cuda":
             capture = cuda_graph
-        can_be_recorded = self._optimization.fused and self._comm.size == 1
+        # Equal instructions are encoded once, and how many differ is only known on the host.
+        has_instructions = getattr(agent, "instruction", None) is not None
+        can_be_recorded = self._optimization.fused and self._comm.size == 1 and not has_instructions
         self._capture = capture if config.cuda_graph and can_be_recorded else None
         self._graph: UpdateGraph | None = None
         self._queued = 0
@@ -130,11 +133,15 @@ class Learner(ImpalaLearner):
         """Like `ImpalaLearner.update`, but waits for the device only to encode instructions and to move the batch."""
         trajectory = state_to(trajectory, self.device)
         settings = self._settings()
-        if self._capture is not None and self._graph is None and self._recordable:
+        fits = self._graph is not None and self._graph.fits(trajectory)
+        if not fits and self._capture is not None and self._recordable:
+            # The first batches may have another form than all later ones: nothing is replayed yet.
             with self._optimization.capturable():
                 self._graph = UpdateGraph(self._queue, self._capture, trajectory, settings)
-        if self._graph is not None and self._graph.fits(trajectory):
+            fits = True
+        if self._graph is not None and fits:
             measured = self._graph.update(trajectory, settings)
+            self._queued = 0
         else:
             measured = self._queue(trajectory, settings)
             self._queued += 1

@@ -251,8 +251,9 @@ class RunConfig(Checked):
 
     def _check_resident_actors(self, environments: tuple[str, ...]) -> None:
         """They act together in one task, and a batch has the unrolls of equally many of them."""
-        # Each task has the name of its kind before a colon.
-        most_tasks = max(env.count(":") for env in environments)
+        from envs import tasks  # here, because it imports the environments
+
+        most_tasks = max(len(tasks(env)) for env in environments)
         if most_tasks > 1:
             raise ValueError(f"env: expected one task for resident actors, got {most_tasks}")
         if self.actors.max_actors is not None:

@@ -234,7 +234,7 @@ class Training(ABC):
     def _storage_problem(self, error: Exception, again: Callable[[Path | str], str]) -> str:
         """What happened to the place where the run is written, and how to resume it."""
         folder: Path | str = self.run.path
-        problem = str(error)
+        problem = str(error) or "out of memory"  # a MemoryError has no text
         if self.run.lost:
             if self.place == self.run.path:
                 return f"{self.run}: {LOST}; its last checkpoint is where the folder now is"

@@ -13,6 +13,7 @@ from agent.core import (
     RoutingTransformerConfig,
     TransformerXLConfig,
 )
+from agent.teaching import TaughtAgent
 
 IMAGE, ACTIONS, VOCABULARY, WORDS = (12, 16, 3), 5, 11, 6
 CORES: dict[str, Any] = {
@@ -28,6 +29,16 @@ def make_agent(core: Any = CORES["compressive"], instruction: bool = False, shap
     torch.manual_seed(0)
     config = AgentConfig(torso="small", torso_size=16, core=core, instruction=instruction, **fields)
     return Agent(config, shape, ACTIONS, VOCABULARY if instruction else 0).eval()
+
+
+def make_taught(core: Any = CORES["compressive"], **fields: Any) -> TaughtAgent:
+    """An agent that differs from its teacher."""
+    torch.manual_seed(0)
+    config = AgentConfig(torso="small", torso_size=16, core=core, **fields)
+    agent = TaughtAgent(config, (IMAGE, IMAGE), ACTIONS).eval()
+    with torch.no_grad():  # new policies are all nearly uniform
+        agent.teacher.policy.weight.mul_(50)
+    return agent
 
 
 def random_words(*shape: int, seed: int = 0) -> Tensor:

@@ -13,19 +13,9 @@ from agent.popart import PopArt
 from agent.teaching import TaughtAgent, TaughtState
 from learner.config import LearnerConfig
 from learner.learner import Learner
-from tests.agent.agents import ACTIONS, CORES, IMAGE, agent_inputs, make_trajectory
+from tests.agent.agents import ACTIONS, CORES, IMAGE, agent_inputs, make_taught, make_trajectory
 
 ROWS, STEPS = 2, 9
-
-
-def make_taught(core: Any = CORES["compressive"], **fields: Any) -> TaughtAgent:
-    """An agent that differs from its teacher."""
-    torch.manual_seed(0)
-    config = AgentConfig(torso="small", torso_size=16, core=core, **fields)
-    agent = TaughtAgent(config, (IMAGE, IMAGE), ACTIONS).eval()
-    with torch.no_grad():  # new policies are all nearly uniform
-        agent.teacher.policy.weight.mul_(50)
-    return agent
 
 
 def pairs(rows: int = ROWS, steps: int = STEPS) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from learner import learner as learner_module
 from learner.config import LearnerConfig
 from learner.errors import NotFinite
 from learner.learner import WARM_UP, Learner
+from learner.replay import mark
 from tests.agent import agents
 from tests.capture import EmulatedGraph
 from tests.learner.test_unread_updates import CASES, assert_same
@@ -135,12 +136,35 @@ def test_a_batch_that_is_not_finite_is_skipped_and_named() -> None:
     assert_same(recorded, plain)
 
 
+def test_an_agent_with_a_teacher_is_recorded() -> None:
+    recorded, plain = (make(agents.make_taught(), graph, teacher_cost=1.0, teacher_cost_end=0.5) for graph in (1, 0))
+    for batch in batches(WARM_UP + 3):
+        core_state = recorded.agent.initial_state(2)
+        batch = batch._replace(observation=(batch.observation, 255 - batch.observation), core_state=core_state)
+        assert recorded.update(batch) == plain.update(batch)
+    assert len(recorded.graphs) == 1  # type: ignore[attr-defined]
+    assert_same(recorded, plain)
+
+
 def test_batches_of_another_form_are_not_replayed() -> None:
     recorded, plain = both()
     usual = batches(WARM_UP + 3)
     other = agents.make_trajectory(3, 8, seed=7)
     for batch in [*usual[:-1], other, usual[-1]]:
         assert recorded.update(batch) == plain.update(batch)
+    assert_same(recorded, plain)
+
+
+def test_it_is_recorded_anew_when_the_form_changes_for_good() -> None:
+    """As when replay begins, after updates of fresh rows alone."""
+    recorded, plain = both()
+    fresh = batches(2 * WARM_UP + 3)
+    for number, batch in enumerate(fresh):
+        if number > WARM_UP:
+            batch = mark(batch, False)
+        assert recorded.update(batch) == plain.update(batch)
+    assert len(recorded.graphs) == 2  # type: ignore[attr-defined]
+    assert recorded._queued == 0
     assert_same(recorded, plain)
 
 
@@ -158,10 +182,12 @@ def test_it_is_recorded_anew_for_a_restored_state() -> None:
 
 
 def test_who_records() -> None:
-    """A single learner with the fused Adam, unless the configuration forbids it."""
+    """A single learner with the fused Adam, unless the configuration forbids it or instructions are read."""
     fused, plain = (make(agents.make_agent(), True, cuda_graph=graph) for graph in (True, False))
     unfused = Learner(agents.make_agent(), dataclasses.replace(fused.config), 1000, capture=fused._capture)
-    assert [learner._capture is not None for learner in (fused, plain, unfused)] == [True, False, False]
+    reading = make(agents.make_agent(instruction=True), True)
+    learners = (fused, plain, unfused, reading)
+    assert [learner._capture is not None for learner in learners] == [True, False, False, False]
 
 
 @pytest.mark.gpu

@@ -166,6 +166,7 @@ def test_of_an_unroll_the_batch_that_is_not_finite_is_kept(tmp_path: Path, monke
     ("changes", "message"),
     [
         ({"env": "diagnostic:tmaze"}, "expected .*rooms.* or diagnostic:recall"),
+        ({"env": "gym:some_module:Env"}, "expected .*rooms.* or diagnostic:recall"),
         ({"env": "rooms:small,rooms:full"}, "env: expected one task for resident actors, got 2"),
         ({"unrolls_per_update": 4}, "num_actors: expected a multiple of unrolls_per_update = 4"),
         ({"rows_per_update": 2}, "rows_per_update: expected none with resident actors, got 2"),
