@@ -85,7 +85,7 @@ class Standardization(nn.Module):
         return torch.cat(columns, dim=1)
 
     @torch.no_grad()
-    def follow(self, sums: Tensor, skipped: Tensor | None = None) -> None:
+    def update_statistics(self, sums: Tensor, skipped: Tensor | None = None) -> None:
         """Moves the moments towards those of a batch, given its `sums`.
 
         `skipped` is a scalar, 1 to change nothing. Reads nothing from the device.

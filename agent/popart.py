@@ -1,7 +1,5 @@
 """PopArt (van Hasselt et al. 2016; by task: Hessel et al. 2019): a value head whose weights learn normalized values."""
 
-from typing import Any
-
 import torch
 from torch import Tensor, nn
 
@@ -34,11 +32,6 @@ class PopArt(nn.Linear):
         self.register_buffer("second_moment", torch.ones(tasks, dtype=torch.float64))
         self.register_buffer("reward_square", torch.zeros(tasks, dtype=torch.float64))
         self.register_buffer("batches", torch.zeros(tasks, dtype=torch.int64))
-
-    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *options: Any) -> None:
-        # Runs that began before the size of rewards was counted.
-        state_dict.setdefault(f"{prefix}reward_square", torch.zeros_like(self.reward_square))
-        super()._load_from_state_dict(state_dict, prefix, *options)
 
     @property
     def scale(self) -> Tensor:
@@ -91,12 +84,12 @@ class PopArt(nn.Linear):
         return torch.where(is_first, constant, 0.0)
 
     @torch.no_grad()
-    def follow(
+    def update_statistics(
         self,
         sums: Tensor,
         rate: float,
         skipped: Tensor | None = None,
-        added: Tensor | float = 0.0,
+        value_offset: Tensor | float = 0.0,
         rewards: Tensor | None = None,
     ) -> None:
         """Moves the statistics towards those of a batch, and changes the weights so that all values stay the same.
@@ -108,14 +101,14 @@ class PopArt(nn.Linear):
             rate: share of the batch in the new moments, beta in the papers. The first 1 / rate batches of a task have
                 equal shares instead, since moments that begin at 0 and 1 would be wrong for many updates.
             skipped: scalar, 1 to change nothing, bit for bit.
-            added: what was added to the values of each task, see `first_values`; it is part of them from now on.
+            value_offset: [K], added to the values of each task, see `first_values`; it is part of them from now on.
             rewards: `sums` of the rewards, whose size moves at a tenth of the rate: they may be rare.
         """
         count, total, squares = sums
         known = count > 0
         if skipped is not None:
             known = known & (skipped == 0)
-        mean = self.mean + added
+        mean = self.mean + value_offset
         scale = self.scale
 
         # The statistics.
@@ -124,9 +117,9 @@ class PopArt(nn.Linear):
         move(self.mean, total / count.clamp(min=1), share, known)
         move(self.second_moment, squares / count.clamp(min=1), share, known)
         if rewards is not None:
-            count, _, squares = rewards
-            share = share_of_batch(self.batches, rate / 10)
-            move(self.reward_square, squares / count.clamp(min=1), share, known)
+            reward_count, _, reward_squares = rewards
+            slower_share = share_of_batch(self.batches, rate / 10)
+            move(self.reward_square, reward_squares / reward_count.clamp(min=1), slower_share, known)
 
         # w' = w scale / scale', b' = (scale b + mean - mean') / scale'.
         ratio = scale / self.scale

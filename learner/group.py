@@ -234,7 +234,7 @@ class LearnerGroup:
 
     def weights(self) -> dict[str, Tensor]:
         """See `Learner.weights`; those of a sequence model are as old as the last `state_dict`."""
-        self.follow()
+        self.pull_weights()
         return self.learner.weights()
 
     def snapshot(self) -> Callable[[], dict[str, Tensor] | dict[str, np.ndarray]]:
@@ -244,7 +244,7 @@ class LearnerGroup:
             return lambda: weights
         return functools.partial(_get_weights, self.newest)
 
-    def follow(self) -> None:
+    def pull_weights(self) -> None:
         """Gives the copy the weights of the last update, unless they are lost."""
         newest = self.newest
         self.newest = None
@@ -264,7 +264,7 @@ class LearnerGroup:
 
     def state_dict(self) -> StateDict:
         """See `Learner.state_dict`. Lost learners are not restarted for it."""
-        self.follow()
+        self.pull_weights()
         if self.joined and self.saved_version != self.version:
             try:
                 self._load(self._ask_state())
@@ -318,7 +318,7 @@ class LearnerGroup:
 
         The next call that needs learners restarts them from the copy."""
         self._revert()
-        self.follow()
+        self.pull_weights()
         try:
             pause = self.failures.add(str(error))
         except TooManyFailures as many:

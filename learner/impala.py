@@ -40,6 +40,7 @@ class ForwardPass(NamedTuple):
     """What the network computes for a trajectory, with gradients.
 
     policy: [B, T, P] parameters of the target policy.
+    entropy: [B, T] of the target policy, in nats.
     log_probs: [B, T] of the actions that were taken.
     log_rhos: [B, T] the log of the importance weights: how much likelier the action is now than it was for the actor.
     values: [B, T + 1], in units of the reward; the last is the bootstrap.
@@ -47,10 +48,11 @@ class ForwardPass(NamedTuple):
     task: [B] int64, the task of each row; None without PopArt.
     scale: [B, 1], the standard deviation of the value targets of the row's task; 1 without PopArt.
     reward_size: [B, 1], the root mean square of the rewards of the row's task; 0 without PopArt.
-    added: [K], what was added to the values of each task, see `PopArt.first_values`.
+    value_offset: [K], what was added to the values of each task, see `PopArt.first_values`.
     """
 
     policy: Tensor
+    entropy: Tensor
     log_probs: Tensor
     log_rhos: Tensor
     values: Tensor
@@ -58,23 +60,41 @@ class ForwardPass(NamedTuple):
     task: Tensor | None = None
     scale: Tensor | float = 1.0
     reward_size: Tensor | float = 0.0
-    added: Tensor | float = 0.0
+    value_offset: Tensor | float = 0.0
+
+
+class Targets(NamedTuple):
+    """What policy and value of a trajectory's steps learn from, without gradients.
+
+    mask: [B, T] bool, false for steps whose action had no effect.
+    rewards: [B, T], as they are learned from.
+    returns: of V-trace, with the present policy and values.
+    advantages: [B, T], the weights of the policy gradient.
+    share: this learner's share of the steps of the batch.
+    """
+
+    mask: Tensor
+    rewards: Tensor
+    returns: VTraceReturns
+    advantages: Tensor
+    share: Tensor
 
 
 class BackwardPass(NamedTuple):
     """What is left of a batch when its gradients are computed. All tensors are on the device.
 
-    sums: scalar metrics by name, the losses first. Each is this learner's share of the sum over the learners.
+    sums: losses, other scalar metrics, and the number of new steps as "steps", by name. Each is this learner's share of
+        the sum over the learners.
     maxima: scalar metrics by name, which are the same on all learners.
     tasks: [2, 3, K], `PopArt.sums` of value targets and of rewards, over all learners; None without PopArt.
-    added: [K], as in `ForwardPass`.
+    value_offset: [K], as in `ForwardPass`.
     observed: [3, N], `Standardization.sums` of the observations, over all learners; None without a standardization.
     """
 
     sums: dict[str, Tensor]
     maxima: dict[str, Tensor]
     tasks: Tensor | None
-    added: Tensor | float
+    value_offset: Tensor | float
     observed: Tensor | None
 
 
@@ -184,7 +204,7 @@ class ImpalaLearner:
             find_fields=lambda: self._not_finite_fields(trajectory),
             others=computed.maxima,
         )
-        self._follow(computed)
+        self._update_statistics(computed)
         self.version += 1
         self.steps += round(metrics.pop("steps"))
         return metrics | schedules_of(settings)
@@ -227,13 +247,16 @@ class ImpalaLearner:
         self.agent.train()
         self._optimization.zero_grad()
         forward = self._forward(trajectory)
-        sums, tasks = self._losses(trajectory, forward, settings)
-        sums["loss/total"].backward()
+        targets = self._targets(trajectory, forward)
+        losses_by_name = self._losses(forward, targets, settings)
+        losses_by_name["loss/total"].backward()
 
+        sums = losses_by_name | self._measurements(trajectory, forward, targets, settings)
         # The greatest age of a fresh row's weights.
         lag = (settings.version - trajectory.version) * _fresh(trajectory)
         maxima = {"policy_lag/max": self._comm.max(lag.max())}
-        return BackwardPass(sums, maxima, tasks, forward.added, self._observed(trajectory))
+        tasks = self._sums_by_task(forward, targets)
+        return BackwardPass(sums, maxima, tasks, forward.value_offset, self._observed(trajectory))
 
     def _observed(self, trajectory: Trajectory) -> Tensor | None:
         """See `BackwardPass.observed`."""
@@ -243,74 +266,78 @@ class ImpalaLearner:
         sensed = map_sensed(lambda part: part[:, :-1], sensed_of(trajectory.observation))
         return self._comm.sum(self._standardization.sums(sensed))
 
-    def _follow(self, computed: BackwardPass) -> None:
+    def _update_statistics(self, computed: BackwardPass) -> None:
         """Moves running statistics after the optimizer's step, on all learners alike."""
+        skipped = self._optimization.skipped
         if self._standardization is not None and computed.observed is not None:
-            self._standardization.follow(computed.observed, self._optimization.skipped)
+            self._standardization.update_statistics(computed.observed, skipped)
         if self._popart is not None and computed.tasks is not None:
             targets, rewards = computed.tasks
-            skipped = self._optimization.skipped
-            self._popart.follow(targets, self.config.popart_rate, skipped, computed.added, rewards)
+            rate = self.config.popart_rate
+            self._popart.update_statistics(targets, rate, skipped, computed.value_offset, rewards)
 
-    def _losses(
-        self, trajectory: Trajectory, forward: ForwardPass, settings: UpdateSettings
-    ) -> tuple[dict[str, Tensor], Tensor | None]:
-        """Losses and other scalar metrics, see `BackwardPass.sums`, and what PopArt learns from: its `tasks`."""
-        config = self.config
-
-        # What the present policy and value function say of the steps, and how V-trace corrects for the old policy.
-        entropy = self._distribution.entropy(forward.policy)
-        values = forward.values[:, :-1]
-        scale = forward.scale
+    def _targets(self, trajectory: Trajectory, forward: ForwardPass) -> Targets:
+        """What the steps of a trajectory are learned from."""
         mask = loss_mask(trajectory)
         rewards, discounts = self._rewards(trajectory)
         returns = self._returns(forward, rewards, discounts, mask)
         advantages = self._advantages(forward, returns, mask)
+        steps = mask.sum()
+        steps_of_batch = self._comm.sum(steps)
+        share = steps.clamp(min=1).to(forward.values.dtype) / steps_of_batch.clamp(min=1)
+        return Targets(mask, rewards, returns, advantages, share)
+
+    def _losses(self, forward: ForwardPass, targets: Targets, settings: UpdateSettings) -> dict[str, Tensor]:
+        """The losses as they enter the total, by name, and the total."""
+        config = self.config
+        mask = targets.mask
 
         # The three losses of section 4.2. PopArt's are in units of the standard deviation of the task's value targets.
-        policy = losses.policy_gradient_loss(forward.log_probs, advantages, mask, config.reduction)
-        baseline = losses.baseline_loss(values / scale, returns.vs / scale, mask, config.reduction)
-        # The entropy is always measured, and is the bonus by default.
-        bonus = entropy
+        policy = losses.policy_gradient_loss(forward.log_probs, targets.advantages, mask, config.reduction)
+        values = forward.values[:, :-1] / forward.scale
+        baseline = losses.baseline_loss(values, targets.returns.vs / forward.scale, mask, config.reduction)
+        bonus = forward.entropy
         if config.exploration == "evenness":
             bonus = self._distribution.evenness(forward.policy)
         exploration = losses.entropy_loss(bonus, mask, config.reduction)
-        auxiliary = losses.reduce_losses(forward.losses, self._comm.sum)
 
-        # Turns a mean over the masked steps of the shard into its share of the mean over those of the batch.
-        steps = mask.sum()
-        all_steps = self._comm.sum(steps)
-        share = steps.clamp(min=1).to(values.dtype) / all_steps.clamp(min=1)
-        weight = share if config.reduction == "mean" else 1.0
-        sums = {
+        # A mean over the steps of this learner becomes its share of the mean over those of the batch.
+        weight = targets.share if config.reduction == "mean" else 1.0
+        found = {
             "loss/policy": weight * policy,
             "loss/baseline": weight * (config.baseline_cost * baseline),
             "loss/entropy": weight * (settings.entropy_cost * exploration),
         }
-        for name, loss in auxiliary.items():
+        for name, loss in losses.reduce_losses(forward.losses, self._comm.sum).items():
             cost = settings.teacher_cost if name in TEACHER_LOSSES else 1.0
-            sums[f"loss/{name}"] = cost * loss
-        parts = [loss.float() for loss in sums.values()]
-        sums["loss/total"] = torch.stack(parts).sum()
+            found[f"loss/{name}"] = cost * loss
+        parts = [loss.float() for loss in found.values()]
+        return found | {"loss/total": torch.stack(parts).sum()}
 
-        # How large the value targets and the rewards of each task are, over all learners.
-        tasks = None
-        if self._popart is not None and forward.task is not None:
-            sums_of_targets = self._popart.sums(returns.vs, mask, forward.task)
-            sums_of_rewards = self._popart.sums(rewards, mask, forward.task)
-            tasks = self._comm.sum(torch.stack([sums_of_targets, sums_of_rewards]))
+    @torch.no_grad()
+    def _measurements(
+        self, trajectory: Trajectory, forward: ForwardPass, targets: Targets, settings: UpdateSettings
+    ) -> dict[str, Tensor]:
+        """What is only measured, and the number of new steps; see `BackwardPass.sums`."""
+        mask, returns, share = targets.mask, targets.returns, targets.share
+        fresh = _fresh(trajectory)
+        return {
+            "steps": (mask & fresh[:, None]).sum(),
+            "policy/entropy": share * losses.reduce(forward.entropy, mask, "mean"),
+            "value/mean": share * losses.reduce(forward.values[:, :-1], mask, "mean"),
+            "value/target_mean": share * losses.reduce(returns.vs, mask, "mean"),
+            "importance/mean_rho": share * returns.mean_rho,
+            "importance/clipped_fraction": share * returns.clipped_fraction,
+            **self._lags(trajectory, fresh, settings),
+        }
 
-        # What is only measured.
-        with torch.no_grad():
-            fresh = _fresh(trajectory)
-            sums["steps"] = (mask & fresh[:, None]).sum()
-            sums["policy/entropy"] = share * losses.reduce(entropy, mask, "mean")
-            sums["value/mean"] = share * losses.reduce(values, mask, "mean")
-            sums["value/target_mean"] = share * losses.reduce(returns.vs, mask, "mean")
-            sums["importance/mean_rho"] = share * returns.mean_rho
-            sums["importance/clipped_fraction"] = share * returns.clipped_fraction
-            sums |= self._lags(trajectory, fresh, settings)
-        return sums, tasks
+    def _sums_by_task(self, forward: ForwardPass, targets: Targets) -> Tensor | None:
+        """How large the value targets and the rewards of each task are; see `BackwardPass.tasks`."""
+        if self._popart is None or forward.task is None:
+            return None
+        sums_of_targets = self._popart.sums(targets.returns.vs, targets.mask, forward.task)
+        sums_of_rewards = self._popart.sums(targets.rewards, targets.mask, forward.task)
+        return self._comm.sum(torch.stack([sums_of_targets, sums_of_rewards]))
 
     def _forward(self, trajectory: Trajectory) -> ForwardPass:
         """Runs the network over the trajectory."""
@@ -328,10 +355,11 @@ class ImpalaLearner:
             expected = list(trajectory.policy_parameters.shape)
             got = list(policy.shape)
             raise ValueError(f"policy_parameters of the agent: expected {expected} as the trajectory's, got {got}")
+        entropy = self._distribution.entropy(policy)
         log_probs = self._distribution.log_prob(policy, trajectory.action)
         with torch.no_grad():
             log_rhos = log_probs - self._distribution.log_prob(trajectory.policy_parameters, trajectory.action)
-        forward = ForwardPass(policy, log_probs, log_rhos, output.value, output.losses)
+        forward = ForwardPass(policy, entropy, log_probs, log_rhos, output.value, output.losses)
 
         # PopArt has a column of values for each task.
         head = self._popart
@@ -339,12 +367,14 @@ class ImpalaLearner:
             task = trajectory.actor_id % head.out_features  # actor i plays task i modulo their number
             values = head.of_task(output.value, task)
             scale = head.scale[task][:, None].to(values.dtype)
-            added: Tensor | float = 0.0
+            value_offset: Tensor | float = 0.0
             if self.version < FIRST_UPDATES:
-                added = self._first_values(head, trajectory, task)
-                values = values + added[task][:, None].to(values.dtype)
+                value_offset = self._first_values(head, trajectory, task)
+                values = values + value_offset[task][:, None].to(values.dtype)
             reward_size = head.reward_square[task][:, None].sqrt().to(values.dtype)
-            forward = forward._replace(values=values, task=task, scale=scale, reward_size=reward_size, added=added)
+            forward = forward._replace(
+                values=values, task=task, scale=scale, reward_size=reward_size, value_offset=value_offset
+            )
 
         if forward.values.shape != trajectory.reward.shape:
             expected = list(trajectory.reward.shape)

@@ -6,6 +6,7 @@ cluster by `group`.
 
 import dataclasses
 import functools
+import logging
 import math
 from collections.abc import Callable, Sequence
 from itertools import pairwise
@@ -23,7 +24,9 @@ from learner.errors import NotFinite
 from learner.impala import FIRST_UPDATES, ImpalaLearner, schedules_of
 from learner.optimization import Measured, not_finite
 from learner.replica import StateDict
-from learner.update_graph import UpdateGraph, UpdateSettings
+from learner.update_graph import UpdateGraph, UpdateSettings, form_of
+
+logger = logging.getLogger(__name__)
 
 WARM_UP = 3
 """Updates before one is recorded as a CUDA graph; they compile its kernels."""
@@ -73,8 +76,7 @@ class Learner(ImpalaLearner):
         self.rows = rows
         self._unread: list[Unread] = []
 
-        # How updates are recorded, if they are; the recorded one; and how many were queued operation by operation since
-        # the graph was last of use.
+        # How updates are recorded, if they are, and the recorded one.
         if capture is None and self.device.type == "cuda":
             capture = cuda_graph
         # Equal instructions are encoded once, and how many differ is only known on the host.
@@ -82,6 +84,8 @@ class Learner(ImpalaLearner):
         can_be_recorded = self._optimization.fused and self._comm.size == 1 and not has_instructions
         self._capture = capture if config.cuda_graph and can_be_recorded else None
         self._graph: UpdateGraph | None = None
+        # The form of the last batch whose operations were queued one by one, and how many such batches were the last.
+        self._queued_form: Any = None
         self._queued = 0
 
     def update(self, trajectory: Trajectory, read: bool = True) -> dict[str, float]:
@@ -133,18 +137,9 @@ class Learner(ImpalaLearner):
         """Like `ImpalaLearner.update`, but waits for the device only to encode instructions and to move the batch."""
         trajectory = state_to(trajectory, self.device)
         settings = self._settings()
-        fits = self._graph is not None and self._graph.fits(trajectory)
-        if not fits and self._capture is not None and self._recordable:
-            # The first batches may have another form than all later ones: nothing is replayed yet.
-            with self._optimization.capturable():
-                self._graph = UpdateGraph(self._queue, self._capture, trajectory, settings)
-            fits = True
-        if self._graph is not None and fits:
-            measured = self._graph.update(trajectory, settings)
-            self._queued = 0
-        else:
-            measured = self._queue(trajectory, settings)
-            self._queued += 1
+        graph = self._graph_for(trajectory, settings)
+        update = self._queue if graph is None else graph.update
+        measured = update(trajectory, settings)
         self.version += 1
         self._unread.append(Unread(measured, schedules_of(settings)))
 
@@ -152,15 +147,36 @@ class Learner(ImpalaLearner):
         """The operations of an update, which read no value of the device."""
         computed = self._compute_gradients(trajectory, settings)
         measured = self._optimization.step_unread(computed.sums, settings.learning_rate, computed.maxima)
-        self._follow(computed)
+        self._update_statistics(computed)
         return measured
 
-    @property
-    def _recordable(self) -> bool:
-        """Whether later updates have the operations of the next one, whose kernels are compiled."""
-        compiled = self._queued >= WARM_UP
-        # PopArt's first updates have more operations.
-        return compiled and (self._popart is None or self.version >= FIRST_UPDATES)
+    def _graph_for(self, trajectory: Trajectory, settings: UpdateSettings) -> UpdateGraph | None:
+        """The recorded update for batches such as this one. None if its operations are to be queued one by one."""
+        if self._capture is None:
+            return None
+        form = form_of(trajectory)
+        if self._graph is not None and self._graph.form == form:
+            self._queued = 0
+            return self._graph
+
+        # Whether later updates have the operations of this one, whose kernels are compiled. The first batches may have
+        # another form than all later ones, in which rows are replayed, and PopArt's first updates have more operations.
+        if form != self._queued_form:
+            self._queued_form = form
+            self._queued = 0
+        is_first = self._popart is not None and self.version < FIRST_UPDATES
+        if self._queued < WARM_UP or is_first:
+            self._queued += 1
+            return None
+
+        self._graph = None  # only one at a time has memory
+        try:
+            with self._optimization.capturable():
+                self._graph = UpdateGraph(self._queue, self._capture, trajectory, settings)
+        except RuntimeError as error:
+            self._capture = None
+            logger.warning("updates are not recorded as a CUDA graph, which makes them slower: %s", error)
+        return self._graph
 
     def settle(self) -> dict[str, float]:
         """Reads all updates that were not read, in one transfer, so that `version` and `steps` are exact.
@@ -217,8 +233,8 @@ class Learner(ImpalaLearner):
         self._graph = None
         self._queued = 0
 
-    def follow(self) -> None:
-        """Nothing: the weights of this process are the newest; see `LearnerGroup.follow`."""
+    def pull_weights(self) -> None:
+        """Nothing: the weights of this process are the newest; see `LearnerGroup.pull_weights`."""
 
     def replicate(self) -> Callable[[Communicator, str], "Learner"]:
         """A function, which can be pickled, that makes this learner anew for a communicator and a device."""

@@ -101,7 +101,8 @@ class Optimization:
         """Updates the parameters from their gradients, which are summed over the learners.
 
         Args:
-            sums: scalar metrics by name, first the losses; each learner's share of the sum over learners.
+            sums: scalar metrics by name, those of losses begin with "loss/"; each learner's share of the sum over
+                learners.
             label, number: name the step in errors.
             find_fields: names, for errors, the fields of the trajectory that are not finite; may use collectives.
             others: scalar metrics that are not summed.
@@ -183,13 +184,8 @@ class Optimization:
         names = [*sums, "gradient/norm", "gradient/compression_norm", *others]
         measured = Measured(names, torch.cat([totals, rest]))
 
-        # The losses are the first of the sums.
-        num_losses = sum(name.startswith("loss/") for name in sums)
-        losses = totals[:num_losses]
-        are_finite = [losses.isfinite().all()]
-        for norm in norms:
-            are_finite.append(norm.isfinite())
-        all_finite = torch.stack(are_finite).all()
+        losses = [total for name, total in zip(sums, totals.unbind()) if name.startswith("loss/")]
+        all_finite = torch.stack([*losses, *norms]).isfinite().all()
         return norms, measured, all_finite
 
     def _norm(self, group: list[nn.Parameter]) -> Tensor:

@@ -34,6 +34,9 @@ class UpdateGraph:
             before, so that all kernels are compiled and the optimizer has its statistics.
         capture: how they are recorded; see `agent.cuda_graphs`.
         trajectory: a batch on the device.
+
+    Attributes:
+        form: of the batches that it can learn from, see `form_of`.
     """
 
     def __init__(
@@ -44,19 +47,15 @@ class UpdateGraph:
         settings: UpdateSettings,
     ) -> None:
         device = trajectory.reward.device
-        self._form = _form(trajectory)
+        self.form = form_of(trajectory)
         self._trajectory = map_state(torch.clone, trajectory)
         self._settings = UpdateSettings(*(_scalar(number, device) for number in settings))
         recorded: list[Measured] = []
         self._replay = capture(lambda: recorded.append(update(self._trajectory, self._settings)))
         (self._measured,) = recorded
 
-    def fits(self, trajectory: Trajectory) -> bool:
-        """Whether a batch has the form of the first one."""
-        return _form(trajectory) == self._form
-
     def update(self, trajectory: Trajectory, settings: UpdateSettings) -> Measured:
-        """The update with another batch; its metrics are not read."""
+        """The update with another batch of the same form; its metrics are not read."""
         for kept, new in zip(leaves(self._trajectory), leaves(trajectory), strict=True):
             kept.copy_(new)
         for scalar, number in zip(self._settings, settings, strict=True):
@@ -72,10 +71,10 @@ def _scalar(number: float, device: torch.device) -> Tensor:
     return torch.full((), number, dtype=dtype, device=device)
 
 
-def _form(nest: State) -> Any:
-    """All of a nest but the values of its tensors."""
+def form_of(nest: State) -> Any:
+    """All of a nest but the values of its tensors, to be compared."""
     if isinstance(nest, Tensor):
         return nest.shape, nest.dtype, nest.device
     if isinstance(nest, tuple):
-        return tuple(_form(part) for part in nest)
+        return tuple(form_of(part) for part in nest)
     return nest  # an offset, or None

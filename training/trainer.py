@@ -200,7 +200,7 @@ class Trainer(Training):
 
     def _evaluate(self) -> dict[str, float]:
         """The metrics of an evaluation. Its time does not count as training."""
-        self.updater.follow()
+        self.updater.pull_weights()
         with self.clock.paused():
             return as_metrics(evaluate(self.config, self.agent))
 
@@ -399,7 +399,7 @@ class Trainer(Training):
         """See `attention_mass`: of one unroll of the batch, unless it was lost meanwhile, or the learners keep it."""
         with suppress(ClusterError):
             for trajectory in self.batch.trajectories():
-                self.updater.follow()  # several learners have newer weights
+                self.updater.pull_weights()  # several learners have newer weights
                 return attention_mass(self.agent, trajectory)
         return {}
 

@@ -24,14 +24,14 @@ def test_moments_are_those_of_all_batches_so_far_and_then_running_ones() -> None
     module = Standardization(SIZES)
     batches = [parts_like(3, seed) for seed in range(4)]
     for batch in batches:
-        module.follow(module.sums(batch))
+        module.update_statistics(module.sums(batch))
     seen = torch.cat([torch.cat(batch[1:], dim=-1).flatten(0, 1) for batch in batches]).double()
     torch.testing.assert_close(module.mean, seen.mean(dim=0))
     torch.testing.assert_close(module.deviation, seen.std(dim=0, correction=0))
 
     module.batches.fill_(round(10 / RATE))
     before = module.mean.clone()
-    module.follow(module.sums(batches[0]))
+    module.update_statistics(module.sums(batches[0]))
     newest = torch.cat(batches[0][1:], dim=-1).flatten(0, 1).double().mean(dim=0)
     torch.testing.assert_close(module.mean, (1 - RATE) * before + RATE * newest)
 
@@ -41,7 +41,7 @@ def test_vectors_are_standardized_and_images_stay() -> None:
     parts = parts_like(200, 0)
     for untouched, part in zip(module(parts), parts, strict=True):
         torch.testing.assert_close(untouched, part)  # before the first batch
-    module.follow(module.sums(parts))
+    module.update_statistics(module.sums(parts))
     image, *vectors = module(parts)
     assert image is parts[0]
     for vector in vectors:
@@ -53,7 +53,7 @@ def test_vectors_are_standardized_and_images_stay() -> None:
 def test_elements_that_never_change_stay_finite() -> None:
     module = Standardization([2])
     constant = torch.tensor([5.0, 0.0]).expand(8, 2)
-    module.follow(module.sums(constant))
+    module.update_statistics(module.sums(constant))
     assert module(constant).abs().max() == 0
     assert module(constant + 1).isfinite().all()
 
@@ -90,7 +90,7 @@ def test_both_torsos_see_standardized_vectors() -> None:
     seen = []
     for unit in (1.0, 1000.0):
         agent.standardization.batches.zero_()
-        agent.standardization.follow(agent.standardization.sums(unit * vectors))
+        agent.standardization.update_statistics(agent.standardization.sums(unit * vectors))
         inputs = {**agents.agent_inputs(4, 5), "observation": unit * vectors}
         seen.append(agent(**inputs, state=agent.initial_state(4)))
     torch.testing.assert_close(seen[0].policy_parameters, seen[1].policy_parameters)

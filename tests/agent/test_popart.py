@@ -29,7 +29,7 @@ def test_values_stay_when_the_statistics_move() -> None:
     before = head(features)
     for step in range(200):
         targets, mask = batch(head, task, size, step)
-        head.follow(head.sums(targets, mask, task), 0.1)
+        head.update_statistics(head.sums(targets, mask, task), 0.1)
         now = head(features)
         torch.testing.assert_close(now, before, rtol=1e-6, atol=1e-6 * float((head.scale + head.mean.abs()).max()))
         before = now
@@ -42,7 +42,7 @@ def test_values_stay_to_1e_6_in_one_step() -> None:
     head, features, task = make_head(), torch.randn(1000, 8), torch.arange(TASKS)
     before = head(features)
     targets, mask = batch(head, task, torch.full((TASKS,), 2.0))
-    head.follow(head.sums(targets, mask, task), 0.5)
+    head.update_statistics(head.sums(targets, mask, task), 0.5)
     assert not head.weight.allclose(make_head().weight)
     torch.testing.assert_close(head(features), before, rtol=1e-6, atol=1e-6)
 
@@ -53,7 +53,7 @@ def test_statistics_are_moving_moments_of_each_task() -> None:
     head.batches.fill_(10)
     targets, mask = batch(head, task, torch.ones(TASKS))
     targets[~mask] = torch.nan
-    head.follow(head.sums(targets, mask, task), rate)
+    head.update_statistics(head.sums(targets, mask, task), rate)
     for index in range(TASKS):
         own = targets[task == index][mask[task == index]].double()
         mean, second = (rate * own.mean(), 1 - rate + rate * own.square().mean()) if len(own) else (0.0, 1.0)
@@ -66,7 +66,7 @@ def test_the_first_batches_have_equal_shares() -> None:
     batches = 100 * torch.randn(5, 2, 4)
     mean = second = 0.0
     for number, targets in enumerate(batches, 1):
-        head.follow(head.sums(targets, torch.ones(2, 4, dtype=torch.bool), task), rate)
+        head.update_statistics(head.sums(targets, torch.ones(2, 4, dtype=torch.bool), task), rate)
         share = max(rate, 1 / number)
         mean = mean + share * (targets.double().mean(1) - mean)
         second = second + share * (targets.double().square().mean(1) - second)
@@ -80,10 +80,10 @@ def test_the_first_batches_have_equal_shares() -> None:
 def test_the_scale_has_limits_and_a_skipped_batch_changes_nothing() -> None:
     head, task = make_head(), torch.arange(TASKS)
     constant, mask = torch.full((TASKS, 4), 5.0), torch.ones(TASKS, 4, dtype=torch.bool)
-    head.follow(head.sums(constant, mask, task), 1.0)
+    head.update_statistics(head.sums(constant, mask, task), 1.0)
     assert head.scale.tolist() == [LEAST_SCALE] * TASKS == [1e-4] * TASKS
     before = {name: value.clone() for name, value in head.state_dict().items()}
-    head.follow(head.sums(constant * torch.nan, mask, task), 1.0, skipped=torch.tensor(1.0))
+    head.update_statistics(head.sums(constant * torch.nan, mask, task), 1.0, skipped=torch.tensor(1.0))
     assert all(value.equal(before[name]) for name, value in head.state_dict().items())
 
 
@@ -91,7 +91,7 @@ def test_the_scale_of_huge_targets_is_limited_and_values_stay() -> None:
     head, features, task = make_head(), torch.randn(100, 8), torch.arange(TASKS)
     before = head(features)
     targets, mask = batch(head, task, torch.tensor([1.0, 1e7, 1e9]))
-    head.follow(head.sums(targets, mask, task), 1.0)
+    head.update_statistics(head.sums(targets, mask, task), 1.0)
     assert head.scale[0] < 10
     assert head.scale[1:].tolist() == [MOST_SCALE] * 2 == [1e6] * 2
     size = head.mean.abs().max().item()
@@ -116,21 +116,12 @@ def test_values_begin_where_temporal_differences_are_0_in_the_mean() -> None:
     assert head.first_values(sums[0], endless).tolist() == [0, 0, 0]
 
 
-def test_heads_that_were_saved_without_the_size_of_rewards_load() -> None:
-    saved = make_head(1).state_dict()
-    del saved["reward_square"]
-    head = make_head()
-    head.load_state_dict(saved)
-    assert head.weight.equal(make_head(1).weight)
-    assert head.reward_square.tolist() == [0.0] * TASKS
-
-
 def test_what_was_added_to_values_stays_in_them() -> None:
     head, features, task = make_head(), torch.randn(100, 8), torch.tensor([0, 1])
-    added = torch.tensor([-100.0, 30.0, 0.0], dtype=torch.float64)
-    expected = head(features) + added.float()
+    value_offset = torch.tensor([-100.0, 30.0, 0.0], dtype=torch.float64)
+    expected = head(features) + value_offset.float()
     targets, mask = batch(head, task, torch.tensor([50.0, 2.0, 1.0]))
-    head.follow(head.sums(targets, mask, task), 0.1, added=added)
+    head.update_statistics(head.sums(targets, mask, task), 0.1, value_offset=value_offset)
     torch.testing.assert_close(head(features), expected, rtol=1e-5, atol=1e-3)
 
 
@@ -138,7 +129,7 @@ def test_a_skipped_batch_leaves_a_bias_that_rounding_would_change() -> None:
     head, task = make_head(), torch.zeros(1, dtype=torch.int64)
     head.mean.fill_(100.0)
     head.bias.data.fill_(1e-9)
-    head.follow(head.sums(torch.ones(1, 1), torch.ones(1, 1, dtype=torch.bool), task), 0.1, torch.ones(()))
+    head.update_statistics(head.sums(torch.ones(1, 1), torch.ones(1, 1, dtype=torch.bool), task), 0.1, torch.ones(()))
     assert (head.bias == torch.tensor(1e-9)).all()
 
 
@@ -147,7 +138,8 @@ def test_the_task_reaches_nothing_but_its_column(tasks: list[int]) -> None:
     plain = agents.make_agent()
     agent = Agent(plain.config, agents.IMAGE, agents.ACTIONS, popart_tasks=tasks).eval()
     missing, _ = agent.load_state_dict({k: v for k, v in plain.state_dict().items() if k[:5] != "value"}, strict=False)
-    assert set(missing) == {"value.weight", "value.bias", "value.mean", "value.second_moment", "value.batches"}
+    statistics = {"value.mean", "value.second_moment", "value.reward_square", "value.batches"}
+    assert set(missing) == {"value.weight", "value.bias", *statistics}
     inputs, task = agents.agent_inputs(2, 6), torch.tensor([0, tasks - 1])
     output, expected = (each(**inputs, state=each.initial_state(2)) for each in (agent, plain))
     assert output.policy_parameters.equal(expected.policy_parameters)

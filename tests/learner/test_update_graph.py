@@ -168,6 +168,29 @@ def test_it_is_recorded_anew_when_the_form_changes_for_good() -> None:
     assert_same(recorded, plain)
 
 
+def test_what_cannot_be_recorded_is_done_operation_by_operation(caplog: pytest.LogCaptureFixture) -> None:
+    def refuse(function: Callable[[], None]) -> Callable[[], None]:
+        raise RuntimeError("operation not permitted when stream is capturing")
+
+    recorded, plain = both()
+    recorded._capture = refuse
+    for batch in batches(WARM_UP + 3):
+        assert recorded.update(batch) == plain.update(batch)
+    assert_same(recorded, plain)
+    (message,) = caplog.messages
+    assert message.endswith("slower: operation not permitted when stream is capturing")
+
+
+def test_forms_that_alternate_are_not_recorded_before_each_has_run_often_enough() -> None:
+    recorded, plain = both()
+    usual = batches(2 * WARM_UP)
+    for number, batch in enumerate(usual):
+        if number % 2:
+            batch = mark(batch, False)
+        assert recorded.update(batch) == plain.update(batch)
+    assert recorded.graphs == []  # type: ignore[attr-defined]
+
+
 def test_it_is_recorded_anew_for_a_restored_state() -> None:
     """The optimizer's restored statistics are other tensors."""
     recorded, plain = both()
