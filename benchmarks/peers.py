@@ -101,8 +101,7 @@ def ours(options: Options, envs: int) -> Steps:
     """Our system, on a Ray cluster of its own."""
     with local_ray(options.actors + 2), ExitStack() as stack:
         trainer = Trainer(our_config(options, envs), Run(""), local=False)
-        trainer.check = lambda: None
-        trainer.start(stack)
+        trainer.start_workers(stack)
         trainer.publish()
         while True:
             trainer.update()

@@ -110,8 +110,7 @@ def start(config: RunConfig, actors: int, learners: int, stack: ExitStack, local
     """A whole system, as a run has it."""
     acting = dataclasses.replace(config.actors, num_actors=actors)
     trainer = Trainer(dataclasses.replace(config, actors=acting, learners=learners), Run(""), local)
-    trainer.check = lambda: None
-    trainer.start(stack)
+    trainer.start_workers(stack)
     trainer.publish()
     return trainer
 

@@ -96,9 +96,12 @@ class Curriculum:
                 return True
         return False
 
-    def stream(self, generation: int) -> int:
-        """What separates the episodes of stages and resumptions; see `factories.make_actor`."""
-        return STAGES * generation + self.number
+    def generation(self, launches: int) -> int:
+        """What separates the episodes of stages and resumptions; see `factories.make_actor`.
+
+        `launches` are those of the present stage before this one.
+        """
+        return STAGES * launches + self.number
 
     def remember(self, episodes: list[Episode]) -> None:
         """Keeps episodes by task; those without a task belong to the first."""

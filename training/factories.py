@@ -82,7 +82,7 @@ def make_actor(config: RunConfig, generation: int, actor_id: int, incarnation: i
     """A training actor, which plays one of the run's tasks. No two actors, restarts or resumed runs share a seed.
 
     Args:
-        generation: the number of the stage, and 32 more for every resumption; see `Curriculum.stream`.
+        generation: the number of the stage, and 32 more for every resumption; see `Curriculum.generation`.
         actor_id: which actor; of n tasks it plays number `actor_id` modulo n.
         incarnation: how often it was replaced.
         env: the environment of the present stage; None for the run's. The network is the same in all stages.

@@ -294,10 +294,11 @@ class ResidentGroupFeed(ResidentFeed):
 
 def make_feed(
     config: RunConfig,
+    *,
     env: str,
     generation: int,
     local: bool,
-    learner: Any,
+    updater: Any,
     replay: Replay | None,
     make_replica: "Callable[[], MakeReplica]",
     check: Check,
@@ -308,22 +309,22 @@ def make_feed(
         env: the environment of the stage.
         generation: see `factories.make_actor`.
         local: whether actors live in this process.
-        learner: the learner, or a group of learners.
+        updater: the learner, or a group of learners.
         replay: the rows that are learned from again, if any.
         make_replica: how several learners are made.
     """
-    pool = make_pool(config, env, generation, local, learner)
+    pool = make_pool(config, env, generation, local, updater)
     # Acting on the learners' devices.
     if config.resident and config.learners > 1:
-        return ResidentGroupFeed(config, pool, check, learner, make_replica())
+        return ResidentGroupFeed(config, pool, check, updater, make_replica())
     if config.resident:
         return ResidentFeed(config, pool, check)
     # Acting beside the learner, in this process or in others.
     if local:
         return LocalFeed(config, pool, check, replay)
     if config.learners > 1:
-        return GroupFeed(config, pool, check, learner)
-    return RayFeed(config, pool, check, learner, replay)
+        return GroupFeed(config, pool, check, updater)
+    return RayFeed(config, pool, check, updater, replay)
 
 
 def _described(tensor: Tensor | None) -> str:

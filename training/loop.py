@@ -40,6 +40,8 @@ class Training(ABC):
     Attributes:
         learner: makes the updates, or follows the several learners on Ray that do.
         updater: what makes the updates: `learner`, or the group of learners that it follows.
+        writer: of the rows of metrics, once the training has begun.
+        check: is called between updates and while these wait; its exceptions end the training.
         place: where checkpoints are: the folder or a URL.
         saved: where the newest checkpoint is; None if there is none.
         restored: the checkpoint from which the run was resumed.
@@ -49,6 +51,7 @@ class Training(ABC):
     """Of what checkpoints of such a run have as state."""
     charts: ClassVar[Layout | None] = None
     """TensorBoard's custom charts."""
+    writer: MetricsWriter
 
     def __init__(self, config: Configuration, run: Run, learner: Replica, on_ray: bool) -> None:
         self.config = config
@@ -56,6 +59,7 @@ class Training(ABC):
         self.learner = learner
         self.on_ray = on_ray
         self.updater: Any = learner
+        self.check: Callable[[], None] = lambda: None
         self.place: Path | str = run.path
         self.restored: Checkpoint | None = None
         self.saved: Path | str | None = None
@@ -93,9 +97,9 @@ class Training(ABC):
     def log(self, metrics: dict[str, float]) -> None:
         """Writes a row of metrics after an update, if one is due."""
 
-    def start(self, stack: ExitStack, **placing: Any) -> None:
+    def start_workers(self, stack: ExitStack, **placing: Any) -> None:
         """Starts what `update` needs; it is closed with the stack. `placing`: further arguments of `LearnerGroup`."""
-        stack.callback(setattr, self, "updater", self.learner)
+        stack.callback(self._forget_group)
         if self.config.learners > 1:
             # Only here, because it imports Ray.
             from learner.group import LearnerGroup
@@ -115,6 +119,10 @@ class Training(ABC):
             except ValueError as error:
                 raise UserError(str(error)) from error
             self.updater = stack.enter_context(group)
+
+    def _forget_group(self) -> None:
+        """When learners on Ray have ended, the learner of this process has the weights."""
+        self.updater = self.learner
 
     def publish(self) -> None:  # noqa: B027
         """Makes the weights known to those who act with them."""
@@ -146,7 +154,7 @@ class Training(ABC):
             self.check = check
             try:
                 with suppress(Stopped):
-                    self._begin(stack)
+                    self._before_first_update(stack)
                     # Learners that die during the last checkpoint repeat updates: then the run is not done.
                     while not self.done:
                         self._loop(show)
@@ -192,12 +200,12 @@ class Training(ABC):
         """
         with self.advising(again, say) if again else nullcontext():
             with user_errors():
-                self.begin(new)
+                self.begin_or_restore(new)
             ready()
             self.run.write_config(to_plain(self.config))  # the run can be resumed from now on
             yield
 
-    def begin(self, new: bool) -> None:
+    def begin_or_restore(self, new: bool) -> None:
         """Begins a new run, or restores what the run has learned."""
         if not new:
             self.restore()
@@ -258,10 +266,10 @@ class Training(ABC):
             options += f" --learner.least-learning-rate {rate:.3g}"
         return options
 
-    def _begin(self, stack: ExitStack) -> None:
+    def _before_first_update(self, stack: ExitStack) -> None:
         """All that comes before the first update. What is opened is closed with the stack."""
-        self.start(stack)
-        # After `start`, which draws random numbers.
+        self.start_workers(stack)
+        # After the workers' start, which draws random numbers.
         if self.restored:
             restore_rng(self.restored.state["rng"])
         # A new run can be resumed from now on.

@@ -106,10 +106,10 @@ class Trainer(Training):
         self.replay = make_replay(config, self.learner, local)
         self._feed: Feed | None = None
 
-        # Counters. A generation is one launch of the run; each stage begins with 0.
+        # Counters. Launches are those of the present stage before this one; checkpoints call them generation.
         self.episodes = 0
         self.dropped = 0
-        self.generation = 0
+        self.launches = 0
         self.logged = 0
 
         # With a URL, checkpoints are there and not in the folder.
@@ -138,9 +138,9 @@ class Trainer(Training):
 
     # The loop: one update, and what it needs.
 
-    def start(self, stack: ExitStack, **placing: Any) -> None:
+    def start_workers(self, stack: ExitStack, **placing: Any) -> None:
         labels = pairs("learner_labels", self.config.learner_labels)
-        super().start(stack, placement=self.config.learner_placement, labels=labels)
+        super().start_workers(stack, placement=self.config.learner_placement, labels=labels)
         self.logged = self.learner.version
         self._start_actors()
         stack.callback(self._stop_actors)
@@ -206,9 +206,8 @@ class Trainer(Training):
 
     def try_out(self, batches: int = 4) -> float:
         """Frames a second, measured on a few batches. Nothing is written; this trainer cannot be used afterwards."""
-        self.check = lambda: None
         with ExitStack() as stack:
-            self.start(stack)
+            self.start_workers(stack)
             for _ in range(batches):
                 self.update()  # what is compiled or filled first is not what most of the time goes into
             begin = time.perf_counter()
@@ -225,9 +224,16 @@ class Trainer(Training):
     def _start_actors(self) -> None:
         """Starts the actors of the present stage."""
         env = self.curriculum.present.env
-        stream = self.curriculum.stream(self.generation)
+        generation = self.curriculum.generation(self.launches)
         self._feed = make_feed(
-            self.config, env, stream, self.local, self.updater, self.replay, self.make_replica, self.check
+            self.config,
+            env=env,
+            generation=generation,
+            local=self.local,
+            updater=self.updater,
+            replay=self.replay,
+            make_replica=self.make_replica,
+            check=self.check,
         )
 
     def _stop_actors(self) -> None:
@@ -263,7 +269,7 @@ class Trainer(Training):
         if self.replay:
             self.replay.clear()
         self.curriculum.enter(self.curriculum.number + 1, self.learner.steps)
-        self.generation = 0  # so that a resumed run with --local goes on as if it had not been interrupted
+        self.launches = 0  # so that a resumed run with --local goes on as if it had not been interrupted
         self._start_actors()
         self.publish()
 
@@ -273,10 +279,10 @@ class Trainer(Training):
         """Gives a new run the weights of the run that it starts from, if any; see `curriculum.inherit`."""
         self.config = inherit(self.config, self.agent, allow)
 
-    def begin(self, new: bool) -> None:
-        """See `Training.begin`; claims the run's URL, if it has one."""
+    def begin_or_restore(self, new: bool) -> None:
+        """See `Training.begin_or_restore`; claims the run's URL, if it has one."""
         self.claim_url(new)
-        super().begin(new)
+        super().begin_or_restore(new)
 
     def restore(self) -> None:
         """See `Training.restore`; logs a line if learning rate or entropy cost change at once."""
@@ -290,7 +296,7 @@ class Trainer(Training):
     def unpack(self, state: Json) -> None:
         self.curriculum.unpack(state)
         self.episodes = state["episodes"]
-        self.generation = state["generation"] + 1
+        self.launches = state["generation"] + 1
         from_run = state["config"].get("from_run", self.config.from_run)
         self.config = dataclasses.replace(self.config, from_run=from_run)
 
@@ -305,7 +311,7 @@ class Trainer(Training):
                 raise UserError(f"{self.place} was taken over by {owner}; this run ends with {self.saved}")
         counters = {
             "episodes": self.episodes,
-            "generation": self.generation,
+            "generation": self.launches,
             **self.curriculum.pack(),
         }
 

@@ -151,7 +151,7 @@ def test_frames_end_each_of_several_stages(tmp_path: Path) -> None:
     stages = "rooms:small,episode_frames=40 until frames 250", "rooms:small,episode_frames=80 until frames 400"
     config = dataclasses.replace(STAGED, stages=stages)
     parts = [train(config, tmp_path, updates, resume=number > 0) for number, updates in enumerate((3, 1, 3))]
-    assert [trainer.generation for trainer in parts] == [0, 1, 0], "resumptions of the present stage"
+    assert [trainer.launches for trainer in parts] == [0, 1, 0], "resumptions of the present stage"
     rows = read_metrics(tmp_path)
     assert [row["stage"] for row in rows] == [1, 1, 2, 2, 2, 3, 3]
     frames = [row["learner/frames"] for row in rows]
@@ -190,14 +190,14 @@ def test_no_stage_repeats_the_episodes_of_another() -> None:
     assert len(found.stages) == STAGES == 32
     for number in range(STAGES):
         found.enter(number, 0)
-        generations += [found.stream(resumptions) for resumptions in range(64)]
+        generations += [found.generation(launches) for launches in range(64)]
     for generation in generations:
         streams |= {episode_stream(generation, actor, restarts) for actor in (0, 4095) for restarts in (0, 255)}
     assert len(set(generations)) == 32 * 64
     assert len(streams) == 32 * 64 * 4
     assert (min(streams), max(streams)) == (0, 2**31 - 1)
-    last = episode_stream(found.stream(64), 0, 0)
-    assert last == episode_stream(found.stream(0), 0, 0), "a stage that is resumed more often repeats its own"
+    last = episode_stream(found.generation(64), 0, 0)
+    assert last == episode_stream(found.generation(0), 0, 0), "a stage that is resumed more often repeats its own"
     with pytest.raises(ValueError, match="stages: expected at most 31, got 32"):
         Curriculum(dataclasses.replace(many, stages=(*many.stages, many.stages[0])))
 

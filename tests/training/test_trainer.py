@@ -372,7 +372,7 @@ def test_a_resumed_run_whose_actors_begin_anew_has_new_episodes(tmp_path: Path) 
     train(CONFIG, tmp_path / "again", 1)
     train(CONFIG, tmp_path / "again", 1, resume=True)
     begun.append(train(more, tmp_path / "again", 1, resume=True))
-    assert [trainer.generation for trainer in begun] == [0, 1, 2]
+    assert [trainer.launches for trainer in begun] == [0, 1, 2]
     first = [trainer.batch.payload.observation[:, 0] for trainer in begun]
     assert all(trainer.batch.payload.reset[:, 0].all() for trainer in begun)
     assert not any(one.equal(other) for one, other in itertools.combinations(first, 2))
