@@ -145,7 +145,8 @@ class Player:
 
             # Within the guard, because the infos are the environment's own.
             episodes = []
-            ended = np.flatnonzero(self.over)
+            # The step that begins a life may lose it (see `envs.atari`): there is no episode then.
+            ended = np.flatnonzero(self.over & (self.lengths > 0))
             for index in ended.tolist():
                 episodes.append(self._ended_episode(index))
         self.scores[self.over] = 0

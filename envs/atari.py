@@ -40,8 +40,8 @@ ALLOWED: dict[str, Any] = {
 class AtariVectorEnv(ForeignVectorEnv):
     """A batch of one game: uint8 [height, width, frames x colours], the last frame last.
 
-    The step after a lost life presses FIRE instead of what the agent does. With `episodic_life`, agents do not act in
-    that step, because it begins an episode.
+    The step after a lost life presses FIRE instead of what the agent does, which trajectories still have as its action.
+    With `episodic_life`, agents do not act in that step, because it begins an episode, and its reward is not counted.
 
     Args:
         game: name of its ROM.
