@@ -1,25 +1,22 @@
-"""Environments by name: a spec, as typed on a command line, becomes a batch of environments, or names several tasks.
+"""Environments by name: a spec, as typed on a command line, becomes a batch of environments.
 
-Each kind of environment is one function in `KINDS`.
+Each kind of environment is one function in `MAKERS`. What a spec says as a text is in `specs.py`.
 """
 
-import ast
 import dataclasses
 import functools
 import inspect
 import os
-import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from gymnasium.vector import VectorEnv
 
 from envs import atari, dm, dmlab, gym, pool
 from envs.diagnostic import Recall, TMaze
-from envs.dmlab30 import LEVELS, find
 from envs.guard import EnvironmentFailed, calling, close
 from envs.outputs import is_picture
 from envs.processes import batch, fitting_batch
@@ -27,6 +24,7 @@ from envs.retention import KeyToDoor, PassiveTMaze, RepeatPrevious, VisualMatch
 from envs.rewriting import Association, ColorCubes, EndlessTMaze
 from envs.rooms import RoomsConfig, RoomsVectorEnv
 from envs.rooms.config import resolve
+from envs.specs import Spec, literals, parse_spec, tasks
 
 if TYPE_CHECKING:
     from envs.device import DeviceEnv
@@ -46,39 +44,11 @@ TASKS: dict[str, type[Any]] = {
 }
 
 
-class Spec(NamedTuple):
-    """A parsed spec: "rooms:small,hud=True" is ("rooms", "small", {"hud": "True"})."""
-
-    kind: str
-    name: str
-    overrides: dict[str, str]
-
-    def __str__(self) -> str:
-        return ",".join([f"{self.kind}:{self.name}", *(f"{field}={text}" for field, text in self.overrides.items())])
-
-
-def parse_spec(spec: str) -> Spec:
-    """Parses "kind:name,field=value,..."; raises a ValueError for another form, an unknown kind or a field twice."""
-    kind, colon, rest = spec.partition(":")
-    if not colon or kind not in KINDS:
-        raise ValueError(f"environment {spec!r}: expected 'kind:name' with a kind out of: {', '.join(KINDS)}")
-    name, *fields = rest.split(",")
-    overrides = {}
-    for item in fields:
-        field, equals, value = item.partition("=")
-        if not equals:
-            raise ValueError(f"environment {spec!r}: expected 'field=value' after the name, got {item!r}")
-        if field.strip() in overrides:
-            raise ValueError(f"environment {spec!r}: expected each field once, got {field.strip()} twice")
-        overrides[field.strip()] = value.strip()
-    return Spec(kind, name, overrides)
-
-
 def rooms_config(name: str, overrides: dict[str, str]) -> RoomsConfig:
     """A variant of the rooms level with some fields replaced; shapes as "cube+sphere", colours as "ff0000+00ff00"."""
     config = resolve(name)
     _check_fields("the rooms level", overrides, [field.name for field in dataclasses.fields(RoomsConfig)])
-    changes = _literals(overrides)
+    changes = literals(overrides)
     if "shapes" in overrides:
         changes["shapes"] = tuple(overrides["shapes"].split("+"))
     if "colours" in overrides:
@@ -93,15 +63,6 @@ def _check_fields(owner: str, overrides: dict[str, str], known: Sequence[str]) -
             raise ValueError(f"{owner} has no field {field!r}; there are: {', '.join(known) or 'none'}")
 
 
-def _literals(overrides: dict[str, str]) -> dict[str, Any]:
-    """Values as in Python; text where it is not Python."""
-    values: dict[str, Any] = dict(overrides)
-    for field, text in overrides.items():
-        with suppress(ValueError, SyntaxError, RecursionError, MemoryError):  # the last two for very deep nesting
-            values[field] = ast.literal_eval(text)
-    return values
-
-
 def _rooms(name: str, overrides: dict[str, str], num_envs: int, _: int) -> VectorEnv:
     return RoomsVectorEnv(num_envs, rooms_config(name, overrides))
 
@@ -110,7 +71,7 @@ def _dmlab(name: str, overrides: dict[str, str], num_envs: int, _: int) -> Vecto
     if not name:
         raise ValueError("expected the name of a level, as in dmlab:rooms_select_nonmatching_object")
     _check_fields("a level of DeepMind Lab", overrides, dmlab.FIELDS)
-    return dmlab.make(name, num_envs, **_literals(overrides))
+    return dmlab.make(name, num_envs, **literals(overrides))
 
 
 def diagnostic_task(name: str, overrides: dict[str, str]) -> tuple[type[Any], dict[str, Any]]:
@@ -118,7 +79,7 @@ def diagnostic_task(name: str, overrides: dict[str, str]) -> tuple[type[Any], di
     if name not in TASKS:
         raise ValueError(f"no diagnostic task {name!r}; there are: {', '.join(TASKS)}")
     _check_fields(f"diagnostic:{name}", overrides, list(inspect.signature(TASKS[name]).parameters)[1:])
-    return TASKS[name], _literals(overrides)
+    return TASKS[name], literals(overrides)
 
 
 def _diagnostic(name: str, overrides: dict[str, str], num_envs: int, _: int) -> VectorEnv:
@@ -137,18 +98,18 @@ def _gym(name: str, overrides: dict[str, str], num_envs: int, actors: int) -> Ve
     if raw == "True":
         return _copies(gym.make_env, name, others, num_envs, actors)
     _check_fields(f"gym:{name} without raw=True", others, (*atari.ALLOWED, "raw"))
-    return atari.make(name, num_envs, actors, **_literals(others))
+    return atari.make(name, num_envs, actors, **literals(others))
 
 
 def _envpool(name: str, overrides: dict[str, str], num_envs: int, actors: int) -> VectorEnv:
-    return pool.make(name, num_envs, actors, **_literals(overrides))
+    return pool.make(name, num_envs, actors, **literals(overrides))
 
 
 def _copies(
     make_env: Callable[..., Any], name: str, overrides: dict[str, str], num_envs: int, actors: int
 ) -> VectorEnv:
     """Copies of one environment, in as many processes as the user says, or as fit them."""
-    fields = _literals(overrides)
+    fields = literals(overrides)
     processes = fields.pop("processes", None)
     make = functools.partial(make_env, name, **fields)
     if processes is None:
@@ -157,7 +118,7 @@ def _copies(
 
 
 #: Kind -> function (name, overrides, num_envs, actors on this machine) that makes a batch of environments.
-KINDS: dict[str, Callable[[str, dict[str, str], int, int], VectorEnv]] = {
+MAKERS: dict[str, Callable[[str, dict[str, str], int, int], VectorEnv]] = {
     "rooms": _rooms,
     "dmlab": _dmlab,
     "gym": _gym,
@@ -190,7 +151,7 @@ def make_vector(spec: str, num_envs: int, stream: int | None = None, actors: int
     if stream is not None and kind == "dmlab":
         overrides["stream"] = str(stream)
     with calling(spec, "while it was made"):
-        return KINDS[kind](name, overrides, num_envs, actors)
+        return MAKERS[kind](name, overrides, num_envs, actors)
 
 
 def make_device(spec: str, num_envs: int, device: str) -> "DeviceEnv":
@@ -218,102 +179,6 @@ def make_device(spec: str, num_envs: int, device: str) -> "DeviceEnv":
         task, fields = diagnostic_task(name, overrides)
         return DeviceRecall(task(num_envs, **fields), device)
     raise ValueError(f"environment {spec!r}: expected one task that runs on a device: rooms:* or diagnostic:recall")
-
-
-def tasks(spec: str) -> tuple[str, ...]:
-    """The specs of the single tasks of a spec.
-
-    Specs are joined by commas: "rooms:small,hud=False,rooms:full" has two tasks. "dmlab:dmlab30" stands for the
-    training levels of DMLab-30 with their instructions; its fields apply to each of them.
-
-    Raises:
-        ValueError: as `parse_spec` does, and if a task occurs twice: its scores would count twice.
-    """
-    parts: list[str] = []
-    for item in spec.split(","):
-        if ":" in item.partition("=")[0] or not parts:
-            parts.append(item)
-        else:
-            parts[-1] += f",{item}"
-    found: list[str] = []
-    seen: list[Spec] = []
-    for part in parts:
-        parsed = parse_spec(part)
-        fields = {"instruction": "True"} | parsed.overrides
-        is_suite = parsed[:2] == ("dmlab", "dmlab30")
-        for task in [Spec("dmlab", level.train, fields) for level in LEVELS] if is_suite else [parsed]:
-            if task in seen:  # in whatever order its fields are
-                raise ValueError(f"environment {str(task)!r}: expected each task once, got it twice")
-            seen.append(task)
-            found.append(str(task) if is_suite else part)
-    return tuple(found)
-
-
-def foreign_code(spec: str) -> dict[str, str]:
-    """The tasks of a spec, by "kind:name", that can make this program run code that the spec chooses.
-
-    These name modules or scripts outside DeepMind Lab, or give an environment of gymnasium arguments other than
-    numbers and single words. All others run only what is installed: EnvPool's ids name no modules, and none of its
-    fields that `envs.pool` allows names a file.
-    """
-    return {task.partition(",")[0]: task for task in tasks(spec) if _chooses_code(parse_spec(task))}
-
-
-def _chooses_code(spec: Spec) -> bool:
-    if spec.kind == "gym":
-        values = _literals(spec.overrides).values()
-        plain = (isinstance(v, (int, float)) or v is None or re.fullmatch(r"[\w-]*", str(v)) for v in values)
-        package, colon, _ = spec.name.rpartition(":")
-        return bool(colon and package not in gym.PACKAGES) or not all(plain)
-    return spec.kind == "dm" or (spec.kind == "dmlab" and not re.fullmatch(r"(\w+/)*\w+", spec.name))
-
-
-def require_consent(spec: str, *allowed: str | None) -> None:
-    """Raises a ValueError if a spec that the user has not typed chooses code, unless specs allow it by "kind:name"."""
-    foreign = foreign_code(spec)
-    # URLs may be allowed as well, but not here.
-    specs = [",".join(part for part in text.split(",") if "://" not in part) for text in allowed if text]
-    names = {task.partition(",")[0] for spec in specs if spec for task in tasks(spec)}
-    for name, task in foreign.items():
-        if name not in names:
-            raise ValueError(
-                f"the run's environment {task!r} can run any code: if you trust it, permit it with --allow "
-                f"{','.join(foreign)!r}"
-            )
-
-
-def held_out(spec: str) -> str:
-    """The spec on which an agent is tested that was trained on `spec`.
-
-    Test versions of Lab's levels, whole games of Atari, else the same. A test version that two training levels share
-    occurs once. A view that only a teacher sees is left out.
-    """
-    found: list[Spec] = []
-    for tested in map(parse_spec, tasks(untaught(spec))):
-        if tested.kind == "dmlab":
-            level = find(tested.name)
-            tested = Spec("dmlab", level.test if level else tested.name, tested.overrides | {"test": "True"})
-        elif _is_atari(tested):
-            # Whole games.
-            fields = {field: text for field, text in tested.overrides.items() if field != "episodic_life"}
-            tested = tested._replace(overrides=fields)
-        if tested not in found:
-            found.append(tested)
-    return ",".join(map(str, found))
-
-
-def _is_atari(spec: Spec) -> bool:
-    return spec.kind == "gym" and gym.package_of(spec.name) == "ale_py"
-
-
-def untaught(spec: str) -> str:
-    """The spec without the views that only a teacher sees; itself if there are none."""
-    parsed = [parse_spec(task) for task in tasks(spec)]
-    seen = []
-    for task in parsed:
-        fields = {field: text for field, text in task.overrides.items() if field != "own_view"}
-        seen.append(task._replace(overrides=fields) if task.kind == "rooms" else task)
-    return spec if seen == parsed else ",".join(map(str, seen))
 
 
 def with_view(spec: str, trained: str) -> str:
@@ -345,7 +210,7 @@ def _view(spec: Spec) -> dict[str, int] | None:
             config = rooms_config(spec.name, spec.overrides)
             height, width, shrink = config.image_height, config.image_width, config.shrink
         elif spec.kind == "dmlab":
-            fields = _literals(spec.overrides)
+            fields = literals(spec.overrides)
             shrink = fields.get("shrink", 1)
             height, width = dmlab.image_size(fields.get("image_height"), fields.get("image_width"), shrink)
         else:

@@ -7,8 +7,9 @@ Those of DMLab-30 are in `dmlab30.py`; those of the re-created level come from `
 from collections.abc import Mapping
 
 from envs.dmlab30 import BY_NAME, find
-from envs.registry import diagnostic_task, parse_spec
+from envs.registry import diagnostic_task
 from envs.rooms.config import VARIANTS
+from envs.specs import parse_spec
 
 #: The level of DMLab-30 that is re-created, and what the oracle that plans (`rooms.planner`) scores there: the same for
 #: every seed, and with nine and fifteen actions.

@@ -20,9 +20,10 @@ import numpy as np
 
 from actors.recording import Attention, Recording
 from envs import chance_of_choice, reference_scores, tasks
-from envs.registry import parse_spec, rooms_config
+from envs.registry import rooms_config
 from envs.rooms.config import RoomsConfig
 from envs.rooms.level import rule
+from envs.specs import parse_spec
 from reports.comparison import KIND
 from reports.headline import headline, latest_episodes, score_line
 from reports.overview import amount, progress_text, read_summary

@@ -23,7 +23,8 @@ import tyro
 from commands import COMMANDS
 from commands.options import OPTIONS
 from commands.parsing import option_names, parse_command, parse_train
-from envs.registry import diagnostic_task, parse_spec, rooms_config
+from envs.registry import diagnostic_task, rooms_config
+from envs.specs import parse_spec
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"

@@ -251,7 +251,7 @@ class RunConfig(Checked):
 
     def _check_resident_actors(self, environments: tuple[str, ...]) -> None:
         """They act together in one task, and a batch has the unrolls of equally many of them."""
-        from envs import tasks  # here, because it imports the environments
+        from envs import tasks  # here, because it imports gymnasium
 
         most_tasks = max(len(tasks(env)) for env in environments)
         if most_tasks > 1:
@@ -398,7 +398,7 @@ def checkpoint_place(config: Configuration, run: Run, *allowed: str | None) -> P
 
 def permissions(*configs: Configuration) -> str:
     """The words behind a command that allow what runs name: the user's own code, and URLs; empty if there is none."""
-    from envs import foreign_code  # here, because it imports the environments
+    from envs import foreign_code  # here, because it imports gymnasium
 
     code: dict[str, None] = {}  # in order, each name once
     urls: dict[str, None] = {}

@@ -13,8 +13,9 @@ import gymnasium.vector
 if not hasattr(gymnasium.vector, "AutoresetMode"):  # before gymnasium 1.1; our environments only name their mode
     gymnasium.vector.AutoresetMode = enum.Enum("AutoresetMode", ["NEXT_STEP", "SAME_STEP", "DISABLED"])
 
-from envs.registry import parse_spec, rooms_config
+from envs.registry import rooms_config
 from envs.rooms import RoomsConfig
+from envs.specs import parse_spec
 
 
 def read_options() -> dict[str, Any]:

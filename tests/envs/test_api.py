@@ -173,23 +173,6 @@ def test_wrong_specs_are_named(spec: str, message: str) -> None:
         envs.make_vector(spec, 1)
 
 
-def test_tasks_are_joined_by_commas() -> None:
-    names = ["rooms:small,colours=ff0000+0000ff", "dmlab:a/b,test=True", "rooms:small"]
-    assert list(envs.tasks(",".join(names))) == names
-
-
-@pytest.mark.parametrize(
-    ("spec", "twice"),
-    [
-        ("rooms:small,hud=False,bob_height=1,rooms:small,bob_height=1,hud=False", "rooms:small,bob_height=1,hud=False"),
-        ("dmlab:dmlab30,dmlab:rooms_watermaze,instruction=True", "dmlab:rooms_watermaze,instruction=True"),
-    ],
-)
-def test_a_task_that_comes_twice_is_refused(spec: str, twice: str) -> None:
-    with pytest.raises(ValueError, match=f"environment '{twice}': expected each task once, got it twice"):
-        envs.tasks(spec)
-
-
 #: Sum of rewards, choices, and sums of the pixels of every 50th view, in 250 random steps of 4 environments.
 GOLDEN = {
     "full": (37.0, 5, [9091912, 8721030, 7455024, 10090644, 9488968]),

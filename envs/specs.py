@@ -1,0 +1,161 @@
+"""Specs: what names environments on a command line, as text. Nothing here makes an environment.
+
+A spec is "kind:name" or "kind:name,field=value,...". Several that are joined by commas are several tasks.
+"""
+
+import ast
+import re
+from contextlib import suppress
+from typing import Any, NamedTuple
+
+from envs import gym
+from envs.dmlab30 import LEVELS, find
+
+KINDS = ("rooms", "dmlab", "gym", "dm", "envpool", "diagnostic")
+"""The kinds of environments. `envs.registry.MAKERS` has the function that makes each."""
+
+
+class Spec(NamedTuple):
+    """A parsed spec: "rooms:small,hud=True" is ("rooms", "small", {"hud": "True"})."""
+
+    kind: str
+    name: str
+    overrides: dict[str, str]
+
+    def __str__(self) -> str:
+        return ",".join([f"{self.kind}:{self.name}", *(f"{field}={text}" for field, text in self.overrides.items())])
+
+
+def parse_spec(spec: str) -> Spec:
+    """Parses "kind:name,field=value,..."; raises a ValueError for another form, an unknown kind or a field twice."""
+    kind, colon, rest = spec.partition(":")
+    if not colon or kind not in KINDS:
+        raise ValueError(f"environment {spec!r}: expected 'kind:name' with a kind out of: {', '.join(KINDS)}")
+    name, *fields = rest.split(",")
+    overrides = {}
+    for item in fields:
+        field, equals, value = item.partition("=")
+        if not equals:
+            raise ValueError(f"environment {spec!r}: expected 'field=value' after the name, got {item!r}")
+        if field.strip() in overrides:
+            raise ValueError(f"environment {spec!r}: expected each field once, got {field.strip()} twice")
+        overrides[field.strip()] = value.strip()
+    return Spec(kind, name, overrides)
+
+
+def literals(overrides: dict[str, str]) -> dict[str, Any]:
+    """Values as in Python; text where it is not Python."""
+    values: dict[str, Any] = dict(overrides)
+    for field, text in overrides.items():
+        with suppress(ValueError, SyntaxError, RecursionError, MemoryError):  # the last two for very deep nesting
+            values[field] = ast.literal_eval(text)
+    return values
+
+
+def tasks(spec: str) -> tuple[str, ...]:
+    """The specs of the single tasks of a spec.
+
+    Specs are joined by commas: "rooms:small,hud=False,rooms:full" has two tasks. "dmlab:dmlab30" stands for the
+    training levels of DMLab-30 with their instructions; its fields apply to each of them.
+
+    Raises:
+        ValueError: as `parse_spec` does, and if a task occurs twice: its scores would count twice.
+    """
+    found: dict[tuple[str, str, frozenset[tuple[str, str]]], str] = {}
+    for part in _parts(spec):
+        for task in _single_tasks(part):
+            parsed = parse_spec(task)
+            # The order of fields makes no other task.
+            identity = (parsed.kind, parsed.name, frozenset(parsed.overrides.items()))
+            if identity in found:
+                raise ValueError(f"environment {str(parsed)!r}: expected each task once, got it twice")
+            found[identity] = task
+    return tuple(found.values())
+
+
+def _parts(spec: str) -> list[str]:
+    """The specs that are joined in one; a new one begins where an item has a colon that is not in a field's value."""
+    parts: list[str] = []
+    for item in spec.split(","):
+        before_value, _, _ = item.partition("=")
+        if not parts or ":" in before_value:
+            parts.append(item)
+        else:
+            parts[-1] += f",{item}"
+    return parts
+
+
+def _single_tasks(part: str) -> list[str]:
+    """The tasks that one spec stands for: itself, or the training levels of DMLab-30."""
+    parsed = parse_spec(part)
+    if (parsed.kind, parsed.name) != ("dmlab", "dmlab30"):
+        return [part]
+    fields = {"instruction": "True"} | parsed.overrides
+    return [str(Spec("dmlab", level.train, fields)) for level in LEVELS]
+
+
+def foreign_code(spec: str) -> dict[str, str]:
+    """The tasks of a spec, by "kind:name", that can make this program run code that the spec chooses.
+
+    These name modules or scripts outside DeepMind Lab, or give an environment of gymnasium arguments other than
+    numbers and single words. All others run only what is installed: EnvPool's ids name no modules, and none of its
+    fields that `envs.pool` allows names a file.
+    """
+    return {task.partition(",")[0]: task for task in tasks(spec) if _chooses_code(parse_spec(task))}
+
+
+def _chooses_code(spec: Spec) -> bool:
+    if spec.kind == "gym":
+        values = literals(spec.overrides).values()
+        plain = (isinstance(v, (int, float)) or v is None or re.fullmatch(r"[\w-]*", str(v)) for v in values)
+        package, colon, _ = spec.name.rpartition(":")
+        return bool(colon and package not in gym.PACKAGES) or not all(plain)
+    return spec.kind == "dm" or (spec.kind == "dmlab" and not re.fullmatch(r"(\w+/)*\w+", spec.name))
+
+
+def require_consent(spec: str, *allowed: str | None) -> None:
+    """Raises a ValueError if a spec that the user has not typed chooses code, unless specs allow it by "kind:name"."""
+    foreign = foreign_code(spec)
+    # URLs may be allowed as well, but not here.
+    specs = [",".join(part for part in text.split(",") if "://" not in part) for text in allowed if text]
+    names = {task.partition(",")[0] for spec in specs if spec for task in tasks(spec)}
+    for name, task in foreign.items():
+        if name not in names:
+            raise ValueError(
+                f"the run's environment {task!r} can run any code: if you trust it, permit it with --allow "
+                f"{','.join(foreign)!r}"
+            )
+
+
+def held_out(spec: str) -> str:
+    """The spec on which an agent is tested that was trained on `spec`.
+
+    Test versions of Lab's levels, whole games of Atari, else the same. A test version that two training levels share
+    occurs once. A view that only a teacher sees is left out.
+    """
+    found: list[Spec] = []
+    for tested in map(parse_spec, tasks(untaught(spec))):
+        if tested.kind == "dmlab":
+            level = find(tested.name)
+            tested = Spec("dmlab", level.test if level else tested.name, tested.overrides | {"test": "True"})
+        elif _is_atari(tested):
+            # Whole games.
+            fields = {field: text for field, text in tested.overrides.items() if field != "episodic_life"}
+            tested = tested._replace(overrides=fields)
+        if tested not in found:
+            found.append(tested)
+    return ",".join(map(str, found))
+
+
+def _is_atari(spec: Spec) -> bool:
+    return spec.kind == "gym" and gym.package_of(spec.name) == "ale_py"
+
+
+def untaught(spec: str) -> str:
+    """The spec without the views that only a teacher sees; itself if there are none."""
+    parsed = [parse_spec(task) for task in tasks(spec)]
+    seen = []
+    for task in parsed:
+        fields = {field: text for field, text in task.overrides.items() if field != "own_view"}
+        seen.append(task._replace(overrides=fields) if task.kind == "rooms" else task)
+    return spec if seen == parsed else ",".join(map(str, seen))

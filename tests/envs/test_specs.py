@@ -1,0 +1,34 @@
+"""Specs as texts: their kinds, and the tasks of a spec."""
+
+import pytest
+
+from envs.registry import MAKERS
+from envs.specs import KINDS, tasks
+
+
+def test_every_kind_can_be_made() -> None:
+    assert tuple(MAKERS) == KINDS
+
+
+def test_tasks_are_joined_by_commas() -> None:
+    names = ["rooms:small,colours=ff0000+0000ff", "dmlab:a/b,test=True", "rooms:small"]
+    assert list(tasks(",".join(names))) == names
+
+
+@pytest.mark.parametrize(
+    ("spec", "twice"),
+    [
+        ("rooms:small,hud=False,bob_height=1,rooms:small,bob_height=1,hud=False", "rooms:small,bob_height=1,hud=False"),
+        ("dmlab:dmlab30,dmlab:rooms_watermaze,instruction=True", "dmlab:rooms_watermaze,instruction=True"),
+    ],
+)
+def test_a_task_that_comes_twice_is_refused(spec: str, twice: str) -> None:
+    with pytest.raises(ValueError, match=f"environment '{twice}': expected each task once, got it twice"):
+        tasks(spec)
+
+
+def test_a_suite_has_its_fields_in_each_level() -> None:
+    names = tasks("rooms:small,dmlab:dmlab30,shrink=2")
+    assert len(names) == 31
+    assert names[1] == "dmlab:rooms_collect_good_objects_train,instruction=True,shrink=2"
+    assert all(name.endswith(",instruction=True,shrink=2") for name in names[1:])
