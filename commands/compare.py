@@ -23,11 +23,12 @@ from reports.tables import print_table
 from sequences.kinds import CONFIGS
 from storage.errors import UserError, user_errors
 from storage.run import Run
-from training import sweep
+from training import grid, sweep
 from training.config import checkpoint_place, permissions
 from training.console import Busy, LiveLine, duration, program, say, say_all
 from training.signals import stop_on_signals
 from training.suites import SUITES
+from training.sweep_progress import is_finished
 
 
 def compare(options: CompareOptions, words: Sequence[str], command: str) -> None:
@@ -151,13 +152,13 @@ def _make_trials(options: CompareOptions, words: Sequence[str]) -> dict[str, Any
         return parse_train(options.kind, words).config
 
     def make(words: Sequence[str]) -> dict[str, Any]:
-        return sweep.make_trials(
+        return grid.make_trials(
             kind, parse, preset, options.cores, options.rates, options.seeds, axes, words, fewest=fewest
         )
 
-    trials = sweep.make_suite(SUITES[options.suite], make, words) if options.suite else make(words)
+    trials = grid.make_suite(SUITES[options.suite], make, words) if options.suite else make(words)
     if options.state_bytes is not None:
-        trials = sweep.match_states(trials, options.state_bytes)
+        trials = grid.match_states(trials, options.state_bytes)
     return trials
 
 
@@ -179,7 +180,7 @@ def _cost(trials: dict[str, Any], options: CompareOptions) -> str:
     from training.trainer import Trainer
 
     torch.set_num_threads(max(1, int(options.cpus_per_trial)))
-    labels = sweep.label([*trials.values()])
+    labels = grid.label([*trials.values()])
     names = dict(zip(trials, labels))
     first = next(iter(trials))
     first_env = trials[first].env
@@ -234,7 +235,7 @@ def _train(folder: Path, trials: dict[str, Any], options: CompareOptions, consol
     from training.cluster import start_ray
 
     with Run(folder).lock():
-        todo = [name for name, config in trials.items() if not sweep.is_finished(Run(folder / name), config)]
+        todo = [name for name, config in trials.items() if not is_finished(Run(folder / name), config)]
         again = f"{program()} compare --resume {shlex.quote(str(folder))}{permissions(*trials.values())}"
         lines = {
             "folder": str(folder),

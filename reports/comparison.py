@@ -31,7 +31,7 @@ from storage.files import read_json, require_schema
 from storage.metrics import sample_metrics
 from storage.run import RUN_COMMANDS, Run
 from training.config import by_full_name, read_config
-from training.sweep import label
+from training.grid import label
 
 
 class Scale(NamedTuple):

@@ -26,7 +26,7 @@ from storage.files import replacing
 from storage.run import Run
 from training.config import by_full_name, to_plain
 from training.console import quantity
-from training.sweep import IGNORED
+from training.grid import IGNORED
 
 FOLDER = "report"
 INTERVAL, RANGE = "its 95 % bootstrap interval", "the range of the runs, which are too few for an interval"
@@ -294,7 +294,7 @@ def _final_scores(comparison: Comparison) -> list[dict[str, Any]]:
 def filters(comparison: Comparison) -> dict[str, list[str]]:
     """By field of the configuration its value in each variant ("-" without), if variants differ in it and not within.
 
-    Fields of a core count if variants of the same core differ in them; see `training.sweep.label`.
+    Fields of a core count if variants of the same core differ in them; see `training.grid.label`.
     """
     fields = [[by_full_name(to_plain(run.config)) for run in variant.runs] for variant in comparison.variants]
     core = comparison.runs[0].config.core_field

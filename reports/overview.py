@@ -20,7 +20,8 @@ from storage.metrics import sample_metrics
 from storage.run import Run
 from training.config import by_full_name, core_name, read_config
 from training.console import quantity
-from training.sweep import FILE, label
+from training.grid import label
+from training.sweep import FILE
 
 DEPTH = 3
 """Folders in folders that are searched for runs."""

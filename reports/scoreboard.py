@@ -26,7 +26,7 @@ from storage.files import replacing
 from training.config import RunConfig
 from training.console import quantity
 from training.factories import make_agent
-from training.sweep import label
+from training.grid import label
 
 NORMALISED = [scale.final for scale in KIND["launch"].scales if scale.threshold is not None]
 """Scores in percent of the best known, the preferred one first."""

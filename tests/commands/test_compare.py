@@ -30,8 +30,10 @@ from storage.run import Run
 from tests.commands.cli import Commands, write_corpus
 from tests.commands.pages import embedded
 from training.config import RunConfig, core_name, read_config, to_plain
+from training.grid import label, make_trials
 from training.presets import make_preset
-from training.sweep import _Estimate, begin, failure, is_finished, label, make_trials, read
+from training.sweep import begin, failure, read
+from training.sweep_progress import Estimate, is_finished
 
 RECALL = "diagnostic:recall,delay=3"
 
@@ -531,9 +533,9 @@ def test_the_time_left_of_a_sweep_is_that_of_whole_runs(monkeypatch: pytest.Monk
     """Four runs, two at a time: each starts for 20 s, trains for 100 s and is evaluated for 10 s."""
     clock = SimpleNamespace(now=0.0)
     clock.monotonic = lambda: clock.now
-    for module in ("progress", "sweep"):
+    for module in ("progress", "sweep_progress"):
         monkeypatch.setattr(f"training.{module}.time", clock)
-    estimate = _Estimate(dict.fromkeys("abcd", 1000.0))
+    estimate = Estimate(dict.fromkeys("abcd", 1000.0))
     estimates = {}
     for second in range(260):
         clock.now = float(second)

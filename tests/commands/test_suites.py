@@ -19,9 +19,9 @@ from storage.errors import UserError
 from tests.commands.cli import Commands, run
 from tests.commands.test_compare import table, write_run
 from training.config import RunConfig, core_name, to_plain
+from training.grid import label, make_suite, make_trials
 from training.presets import make_preset
 from training.suites import SUITES, Task
-from training.sweep import label, make_suite, make_trials
 from training.trainer import Trainer
 
 SHORT, LONG, OPEN = "diagnostic:recall,delay=3", "diagnostic:recall,delay=9", "diagnostic:color-cubes"

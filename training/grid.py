@@ -1,0 +1,299 @@
+"""The grid of a comparison: its command line as one configuration a trial, and the names of trials and variants.
+
+A variant is a trial without its seed. Running the trials is in `sweep.py`.
+"""
+
+import dataclasses
+import itertools
+import re
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, cast
+
+from agent.core import CoreConfig
+from agent.core.matching import with_state_of
+from storage.errors import UserError
+from training.config import Config, Configuration, by_full_name, core_name, to_plain
+from training.suites import Task
+
+OWN = ("--core", "--seed", "--run", "--resume", "--local", "--ray-address", "--threads", "--checkpoint-url")
+"""Options of training commands that a sweep decides itself."""
+DATA = {"env", "eval_env", "corpus", "path", "corpus.path"}
+"""Fields that say what is learned; variants are compared on equal data."""
+IGNORED = {"kind", "preset", "seed", "log_every", "checkpoint_seconds", "keep_checkpoints", "checkpoint_url"}
+IGNORED |= {"eval_episodes", "video_episodes", "actors.step_seconds", "actors.max_episode_steps"}
+IGNORED |= {"evaluate_every", "evaluate_tokens", "sample_seconds", "samples", *DATA}
+"""Fields that do not make another variant."""
+OF_DATA = {"frames", "actors.unroll_length", "actors.envs_per_actor", "rows_per_update"}
+"""Fields that make another variant only if they differ on the same data: each task of a suite has its own."""
+SHORT = {"compression_rate": "rate", "compression": "", "compression_loss": "loss"}
+"""Names of fields in labels, where they differ from the field's own."""
+Axis = tuple[str, tuple[str, ...]]
+"""A field of the configuration, such as "agent.core.compression_rate", and its values as words."""
+
+
+def make_trials(
+    kind: type[Config],
+    parse: Callable[[list[str]], Config],
+    preset: str | None,
+    cores: Sequence[str],
+    rates: Sequence[str],
+    seeds: Sequence[int],
+    vary: Sequence[Axis],
+    options: Sequence[str],
+    fewest: int = 2,
+) -> dict[str, Config]:
+    """The configurations of a grid by the trial's name, seeds outermost: all variants have one run before any has two.
+
+    Args:
+        kind: class of the configurations, such as `RunConfig`.
+        parse: the configuration of the words of a command line.
+        preset: where all other values come from; None for that which `parse` chooses.
+        cores: names in `kind.cores`; the compressive core is added if there are rates, and the default is that alone.
+        rates: compression rates of the compressive core; none for the preset's.
+        vary: other fields with their values; a field that only some cores have is varied for those alone.
+        options: other words of the command that trains; those of one core hold for that alone.
+        fewest: variants that there have to be.
+
+    Raises:
+        UserError: if a name or value is impossible, or there are fewer variants.
+    """
+    # Rates ask for the compressive core; without any, it is the only one.
+    _require_grid(kind, cores, rates, seeds, vary, options)
+    cores = list(cores) or ["compressive"]
+    if rates and "compressive" not in cores:
+        cores = ["compressive", *cores]
+
+    # Each core with every combination of the fields that it has, as words of the command that trains it.
+    variants = []
+    for core in cores:
+        words = ["--core", core, *_options_of(kind, core, options)]
+        if preset is not None:
+            words += ["--preset", preset]
+
+        axes = [(name, values) for name, values in vary if _has(kind, core, name)]
+        if rates and core == "compressive":
+            of_rates = (f"{kind.core_field}.compression_rate", tuple(rates))
+            axes.insert(0, of_rates)
+        choices = []
+        for name, values in axes:
+            choices.append([f"--{name}={value}" for value in values])
+
+        for chosen in itertools.product(*choices):
+            variant = parse([*words, *chosen])
+            variants.append(variant)
+    if len(variants) < fewest:
+        raise UserError("expected something to compare: several --cores or --rates, or --vary FIELD VALUE VALUE")
+
+    # Names say in what the variants differ, and what they learn from if that differs.
+    data = [_data(variant) for variant in variants]
+    titles = label(variants)
+    if len(set(data)) > 1:
+        titles = [f"{title}-{learned_from}" for title, learned_from in zip(titles, data)]
+    return _with_seeds(titles, variants, seeds)
+
+
+def make_suite(
+    tasks: Sequence[Task],
+    make: Callable[[list[str]], dict[str, Config]],
+    options: Sequence[str],
+) -> dict[str, Config]:
+    """The configurations of a suite by the trial's name, seeds outermost, then tasks: all have one run before any two.
+
+    Args:
+        make: the trials of one task, as `make_trials` makes them, from words of the command that trains.
+        options: other words for all tasks, which take the place of a task's own.
+
+    Raises:
+        UserError: as `make_trials` does, and if the options name an environment.
+    """
+    for word in options:
+        option, _, _ = word.partition("=")
+        if option.replace("_", "-") in ("--env", "--eval-env", "--stages"):
+            raise UserError(f"{word}: expected options that hold for all tasks of the suite, which decides this one")
+    trials = {}
+    for task in tasks:
+        title = re.sub(r"[^a-z0-9.]+", "-", task.name.lower())
+        for name, config in make([*task.words, *options]).items():
+            trials[f"{title}-{name}"] = config
+    by_seed = sorted(trials.items(), key=lambda trial: trial[1].seed)
+    return dict(by_seed)
+
+
+def match_states(trials: Mapping[str, Config], num_bytes: int) -> dict[str, Config]:
+    """The trials with cores whose states have at most so many bytes a row; see `agent.core.matching`.
+
+    Raises:
+        UserError: if the smallest state of a core has more bytes, or a run is impossible with the core's new size.
+    """
+    matched = {}
+    for name, config in trials.items():
+        try:
+            core = with_state_of(cast(CoreConfig, config.core_config), num_bytes)
+            matched[name] = _replaced(config, config.core_field, core)
+        except ValueError as error:
+            raise UserError(f"{name}: {error}") from error
+    return matched
+
+
+def _replaced(config: Any, field: str, value: Any) -> Any:
+    """A configuration with another value of a field, such as "agent.core"."""
+    first, _, rest = field.partition(".")
+    if rest:
+        value = _replaced(getattr(config, first), rest, value)
+    return dataclasses.replace(config, **{first: value})
+
+
+def _with_seeds(titles: Sequence[str], variants: Sequence[Config], seeds: Sequence[int]) -> dict[str, Config]:
+    """Each variant with each seed, by the trial's name. Raises a UserError if two variants have one title."""
+    trials = {}
+    for seed in seeds:
+        for title, variant in zip(titles, variants):
+            # Names are those of folders.
+            words = f"{title}-seed-{seed}".lower()
+            name = re.sub(r"[^a-z0-9.]+", "-", words)
+            trials[name] = dataclasses.replace(variant, seed=seed)
+    # Two variants of one name differ in nothing that a variant can differ in.
+    if len(trials) < len(variants) * len(seeds):
+        raise UserError("vary: expected fields that make a difference; two variants are the same run")
+    return trials
+
+
+def _require_grid(
+    kind: type[Configuration],
+    cores: Sequence[str],
+    rates: Sequence[str],
+    seeds: Sequence[int],
+    vary: Sequence[Axis],
+    options: Sequence[str],
+) -> None:
+    """Raises a UserError for options that a sweep decides itself, values that come twice, and unknown fields."""
+    for word in options:
+        option, _, _ = word.partition("=")
+        if option.replace("_", "-") in OWN:
+            raise UserError(f"{word}: expected options that hold for all runs; compare decides this one itself")
+
+    for name, values in [("cores", cores), ("rates", rates), ("seeds", seeds), *vary]:
+        if len(set(values)) < len(values):
+            given = " ".join(map(str, values))
+            raise UserError(f"{name}: expected different values, got {given}")
+
+    for name, values in vary:
+        is_known = any(_has(kind, core, name) for core in kind.cores)
+        is_ours = name in ("preset", "seed", "core")
+        if not values or not is_known or is_ours:
+            expected = "a field of the configuration other than preset, core and seed, and its values, as in "
+            example = f"{kind.core_field}.compression mean max"
+            given = " ".join((name, *values))
+            raise UserError(f"vary: expected {expected}{example}, got {given}")
+
+
+def _data(config: Configuration) -> str:
+    """What a run learns from, in one text."""
+    fields = by_full_name(to_plain(config))
+    values = []
+    for name in sorted(DATA):
+        # A configuration has some of these fields, and some of those may be None.
+        value = fields.get(name) or ""
+        values.append(str(value))
+    return " ".join(values).strip()
+
+
+def _has(kind: type[Configuration], core: str, name: str) -> bool:
+    """Whether a field has a meaning for a core; fields outside of the core's configuration always have."""
+    own = name.removeprefix(f"{kind.core_field}.")
+    is_of_a_core = own != name
+    if not is_of_a_core or core not in kind.cores:
+        return True
+
+    # Configurations of Transformer-XL inherit fields about compression, which it has not.
+    if own.startswith("compress") and core != "compressive":
+        return False
+    fields = dataclasses.fields(kind.cores[core])  # type: ignore[arg-type]
+    return any(field.name == own for field in fields)
+
+
+def _options_of(kind: type[Configuration], core: str, options: Sequence[str]) -> Iterator[str]:
+    """The options without those of other cores; what no core has remains, so that the parser refuses it."""
+    keep = True
+    for word in options:
+        if word.startswith("--"):
+            option, _, _ = word.partition("=")
+            name = option.removeprefix("--").replace("-", "_")
+            is_of_others = any(_has(kind, other, name) for other in kind.cores)
+            keep = _has(kind, core, name) or not is_of_others
+        # The values of an option follow it, and go with it.
+        if keep:
+            yield word
+
+
+def label(configs: Sequence[Configuration]) -> list[str]:
+    """A name for each configuration of one kind: its core and the fields in which it differs from another.
+
+    Runs of one label are runs of one variant. Fields of a core are compared between configurations of that core only.
+    Transformer-XL without memory is `local`.
+    """
+    compared = [_compared_fields(config) for config in configs]
+
+    # What varies: the fields with several values among the configurations that they are compared with.
+    values = defaultdict[tuple[str, str], set[str]](set)
+    for fields in compared:
+        for field in fields:
+            values[field.rivals, field.name].add(repr(field.value))
+    varying = {place for place, found in values.items() if len(found) > 1}
+
+    labels = []
+    for config, fields in zip(configs, compared):
+        title = _core_of(config)
+        parts = [_difference(field.name, field.value) for field in fields if (field.rivals, field.name) in varying]
+        # The core alone is enough if it is the only variant with that core.
+        if parts:
+            title += f" ({', '.join(parts)})"
+        labels.append(title)
+    return labels
+
+
+class _Field(NamedTuple):
+    """A field that may make another variant. It is compared between configurations that have the same `rivals`."""
+
+    name: str
+    value: object
+    rivals: str
+
+
+def _compared_fields(config: Configuration) -> list[_Field]:
+    """The fields of a configuration that make another variant if a rival has another value."""
+    core = _core_of(config)
+    data = _data(config)
+    fields = by_full_name(to_plain(config))
+    task = fields.get("eval_env")
+    found = []
+    for name, value in fields.items():
+        if name.startswith(f"{config.core_field}."):
+            found.append(_Field(name, value, f"core {core}"))  # it says nothing about another core
+        elif name == "env" and task:
+            # Tasks are where agents are evaluated; those that learned elsewhere for it are other variants.
+            found.append(_Field(name, value, f"evaluated in {task}"))
+        elif name in OF_DATA:
+            found.append(_Field(name, value, f"data {data}"))
+        elif name not in IGNORED:
+            found.append(_Field(name, value, "all"))
+    return found
+
+
+def _core_of(config: Configuration) -> str:
+    """The name of a configuration's core in labels."""
+    has_no_memory = getattr(config.core_config, "memory_size", None) == 0
+    name = core_name(config)
+    return "local" if name == "transformer-xl" and has_no_memory else name
+
+
+def _difference(name: str, value: object) -> str:
+    """A field and its value in a label, as in "rate 4"."""
+    _, _, own_name = name.rpartition(".")
+    shown = SHORT.get(own_name, own_name.replace("_", " "))
+    values: Sequence[object] = [value]
+    if isinstance(value, list | tuple):
+        values = value
+    words = [shown, *map(str, values)]
+    return " ".join(words).strip()
