@@ -20,7 +20,8 @@ from agent.core import CompressiveTransformerConfig
 from benchmarks.common import run
 from storage.files import read_json
 from storage.run import Run
-from training.config import core_name, read_config
+from training.config import core_name
+from training.plain import read_config
 
 DELAYS = (16, 32, 64, 128)
 """Steps between the example and the choice."""

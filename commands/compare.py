@@ -24,11 +24,11 @@ from sequences.kinds import CONFIGS
 from storage.errors import UserError, user_errors
 from storage.run import Run
 from training import grid, sweep
-from training.config import checkpoint_place, permissions
 from training.console import Busy, LiveLine, duration, program, say, say_all
 from training.signals import stop_on_signals
 from training.suites import SUITES
 from training.sweep_progress import is_finished
+from training.trust import checkpoint_place, permissions
 
 
 def compare(options: CompareOptions, words: Sequence[str], command: str) -> None:

@@ -22,13 +22,14 @@ from envs import limit_calls, prepare, tasks
 from reports.tables import evaluation_rows, print_evaluations
 from storage.errors import UserError, user_errors
 from storage.run import Run
-from training.config import core_name, permissions
+from training.config import core_name
 from training.console import Busy, LiveLine, counting, playing, program, quantity, say, say_all, say_skipped
 from training.evaluation import evaluate, record, recording_title, tested_on
 from training.factories import acting_device, interface, learning_device, unroll_bytes
 from training.presets import describe_preset
 from training.signals import stop_on_signals
 from training.trainer import Trainer
+from training.trust import permissions
 
 
 def launch(options: LaunchOptions) -> None:

@@ -13,8 +13,8 @@ from storage.errors import UserError, user_errors
 from storage.metrics import read_on
 from storage.provenance import read_launches
 from storage.run import Run
-from training.config import read_config, to_plain
 from training.console import say
+from training.plain import read_config, to_plain
 
 EVERY = 5.0
 """Seconds between two looks at a run that trains."""

@@ -24,9 +24,10 @@ from sequences.images.config import ImagesConfig, ImagesEvaluation, ImagesSampli
 from sequences.speech.config import SpeechConfig, SpeechEvaluation, SpeechSampling
 from sequences.text.config import TextConfig, TextEvaluation, TextSampling
 from storage.files import is_url
-from training.config import RunConfig, permissions
+from training.config import RunConfig
 from training.console import program
 from training.suites import SUITES
+from training.trust import permissions
 
 
 @dataclass(frozen=True)

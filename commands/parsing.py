@@ -21,8 +21,10 @@ from sequences.kinds import CONFIGS, PRESETS
 from storage.errors import UserError, user_errors
 from storage.files import is_url
 from storage.run import Run
-from training.config import RunConfig, checkpoint_place, core_name, differences, read_config, read_url, to_plain
+from training.config import RunConfig, core_name
+from training.plain import differences, read_config, read_url, to_plain
 from training.presets import preset_of
+from training.trust import checkpoint_place
 
 HELP = ("-h", "--help", "help")
 _types = tyro.constructors.ConstructorRegistry()

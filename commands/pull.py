@@ -10,8 +10,9 @@ from storage.errors import UserError, user_errors
 from storage.files import is_url, new_folder
 from storage.remote import SCHEME, copy_run, require_hub_name
 from storage.run import Run
-from training.config import checkpoint_place, read_config
 from training.console import Busy, program, say, say_all
+from training.plain import read_config
+from training.trust import checkpoint_place
 
 
 def pull(options: PullOptions) -> None:

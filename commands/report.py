@@ -16,9 +16,10 @@ from sequences.kinds import CONFIGS
 from storage.errors import UserError, user_errors
 from storage.files import require_output
 from storage.run import Run
-from training.config import core_name, read_config
+from training.config import core_name
 from training.console import playing, say, say_all
 from training.evaluation import TrainedAgent, record
+from training.plain import read_config
 
 
 def report(options: ReportOptions) -> None:

@@ -32,8 +32,8 @@ from storage.checkpoints import Checkpoint
 from storage.errors import user_errors
 from storage.files import read_json, write_json
 from storage.run import Run, absolute
-from training.config import read_config
 from training.console import Busy, LiveLine, counting, program, quantity, say, say_all, say_skipped
+from training.plain import read_config
 from training.signals import stop_on_signals
 
 

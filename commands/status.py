@@ -13,8 +13,10 @@ from sequences.kinds import CONFIGS
 from storage import checkpoints
 from storage.errors import StorageError, user_errors
 from storage.run import Run
-from training.config import checkpoint_place, core_name, read_config
+from training.config import core_name
 from training.console import quantity, say_all
+from training.plain import read_config
+from training.trust import checkpoint_place
 
 
 def status(options: StatusOptions) -> None:

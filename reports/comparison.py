@@ -30,8 +30,8 @@ from storage.errors import UserError
 from storage.files import read_json, require_schema
 from storage.metrics import sample_metrics
 from storage.run import RUN_COMMANDS, Run
-from training.config import by_full_name, read_config
 from training.grid import label
+from training.plain import by_full_name, read_config
 
 
 class Scale(NamedTuple):

@@ -24,9 +24,9 @@ from reports.statistics import interquartile_mean, runs_to_confirm
 from reports.tables import print_table, significant, with_interval
 from storage.files import replacing
 from storage.run import Run
-from training.config import by_full_name, to_plain
 from training.console import quantity
 from training.grid import IGNORED
+from training.plain import by_full_name, to_plain
 
 FOLDER = "report"
 INTERVAL, RANGE = "its 95 % bootstrap interval", "the range of the runs, which are too few for an interval"

@@ -12,10 +12,11 @@ from envs import chance_of_choice, tasks
 from reports.comparison import KIND
 from reports.tables import significant, with_interval
 from storage.run import Run
-from training.config import RunConfig, permissions
+from training.config import RunConfig
 from training.console import quantity
 from training.curriculum import EPISODES
 from training.evaluation import SCALES
+from training.trust import permissions
 
 MOST = 3
 """Most large numbers."""

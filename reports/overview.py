@@ -18,9 +18,10 @@ from sequences.kinds import CONFIGS
 from storage.files import Json, read_json
 from storage.metrics import sample_metrics
 from storage.run import Run
-from training.config import by_full_name, core_name, read_config
+from training.config import core_name
 from training.console import quantity
 from training.grid import label
+from training.plain import by_full_name, read_config
 from training.sweep import FILE
 
 DEPTH = 3

@@ -34,9 +34,10 @@ from storage.files import read_regular
 from storage.metrics import sample_metrics
 from storage.provenance import read_launches, training_time
 from storage.run import Run
-from training.config import RunConfig, core_name, differences, read_config, to_plain
+from training.config import RunConfig, core_name
 from training.console import duration, quantity
 from training.evaluation import SCALES
+from training.plain import differences, read_config, to_plain
 
 BUCKETS = 6
 """Buckets of each kind of memory, as in Figure 2 of the paper."""

@@ -14,9 +14,10 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from storage.run import RUN_COMMANDS, Run
-from training.config import RunConfig, permissions
+from training.config import RunConfig
 from training.console import duration, program, quantity, say
 from training.evaluation import SCALES
+from training.trust import permissions
 
 MOST_DECIMALS = 6
 """Of a score, however narrow its interval is."""

@@ -153,7 +153,7 @@ class Run:
             raise UserError(f"{self.path} already exists and is not empty: expected a new folder, or {again}")
 
     def write_config(self, plain: Mapping[str, object]) -> None:
-        """Writes `config.json`: the resolved configuration, as `training.config.to_plain` gives it."""
+        """Writes `config.json`: the resolved configuration, as `training.plain.to_plain` gives it."""
         write_json(self.config_file, plain)
 
     def read_kind(self) -> tuple[str, Json]:

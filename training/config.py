@@ -1,19 +1,16 @@
-"""The configuration of an agent's run, and the way of every configuration into `config.json` and back.
+"""The configuration of an agent's run, and what the configurations of all kinds of runs have in common.
 
-`Configuration` says what the configurations of all kinds of runs have in common. What each part means is documented
-beside what it configures (`agent`, `actors`, `learner`, `envs`); presets are in `presets`. What the configuration of
-another person's run may not name without permission is checked here (URLs) and in `envs.require_consent` (code).
+What each part means is documented beside what it configures (`agent`, `actors`, `learner`, `envs`). Presets are in
+`presets.py`, the way into `config.json` and back in `plain.py`, and what a run may not name without permission in
+`trust.py`.
 """
 
 import dataclasses
 import math
 import re
-import shlex
-import typing
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any, ClassVar, Literal, Protocol, Self, TypeVar, overload
+from typing import Any, ClassVar, Literal, Protocol, Self, TypeVar
 
 from actors import ActorsConfig
 from actors.config import pairs
@@ -21,8 +18,7 @@ from agent import AgentConfig
 from agent.core import CORES, CoreConfig
 from agent.core.fields import AtLeast0, Checked, Count, Positive, Several
 from learner.config import LearnerConfig, ReplayConfig, require_any_device
-from storage.files import Json, abbreviate, is_url, require_no_secret
-from storage.run import RUN_COMMANDS, Run
+from storage.files import is_url, require_no_secret
 from training.stages import read_stage
 
 
@@ -315,171 +311,3 @@ def core_name(config: Configuration) -> str:
     # By the class itself: some of them inherit from others.
     own = type(config.core_config)
     return next(name for name, kind in config.cores.items() if kind is own)
-
-
-def to_plain(config: Configuration) -> Json:
-    """A configuration as JSON can hold it; the core's name is among the core's fields."""
-    names: dict[type, str] = {kind: name for name, kind in config.cores.items()}
-
-    def plain(value: object) -> object:
-        if not dataclasses.is_dataclass(value):
-            return value
-        return plain_fields(value)
-
-    def plain_fields(value: object) -> Json:
-        fields: Json = {}
-        # Classes of cores may have equal fields, so that only the name tells which it is.
-        if type(value) in names:
-            fields["name"] = names[type(value)]
-        for each in dataclasses.fields(value):  # type: ignore[arg-type]
-            fields[each.name] = plain(getattr(value, each.name))
-        return fields
-
-    fields = plain_fields(config)
-    # Files of agents' runs name no kind: there was none when the first of them were written.
-    if config.kind == RunConfig.kind:
-        return fields
-    return {"kind": config.kind, **fields}
-
-
-def by_full_name(plain: Mapping[str, object], prefix: str = "") -> Json:
-    """The fields of a configuration as `to_plain` gives it, by full names such as "agent.core.memory_size"."""
-    fields: Json = {}
-    for name, value in plain.items():
-        full_name = f"{prefix}{name}"
-        if isinstance(value, Mapping):
-            fields |= by_full_name(value, f"{full_name}.")
-        else:
-            fields[full_name] = value
-    return fields
-
-
-def differences(old: Json, new: Json, part: str = "") -> Iterator[tuple[str, object, object]]:
-    """Full name, old and new value of every field that differs between two configurations, as `to_plain` gives them.
-
-    `part`: their name, if they are parts of other configurations, such as "agent".
-    """
-    prefix = f"{part}." if part else ""
-    before = by_full_name(old, prefix)
-    after = by_full_name(new, prefix)
-    for name in before | after:  # cores differ in their fields
-        if before.get(name) != after.get(name):
-            yield name, before.get(name), after.get(name)
-
-
-def from_plain(kind: type[Config], plain: object) -> Config:
-    """The configuration of a class that `to_plain` took apart.
-
-    Raises a ValueError if a field is unknown or impossible, or the core's name is unknown.
-    """
-    return _build(kind, plain, "config", kind.cores)
-
-
-def checkpoint_place(config: Configuration, run: Run, *allowed: str | None) -> Path | str:
-    """Where the checkpoints of a run with a configuration are: in its folder, or at a URL.
-
-    Raises a ValueError for a URL that is not among those that the user has typed, joined by commas; see `Trust` in
-    docs/decisions.md.
-    """
-    url = getattr(config, "checkpoint_url", None)
-    if not url:
-        return run.path
-    known: set[str] = set()
-    for names in allowed:
-        if names:
-            # A URL may have commas in it, so that the whole text may also be one.
-            known |= {names, *names.split(",")}
-    if url not in known:
-        raise ValueError(
-            f"{run} has its checkpoints at a URL: expected one that is allowed; if you trust it, --allow {url}"
-        )
-    return url
-
-
-def permissions(*configs: Configuration) -> str:
-    """The words behind a command that allow what runs name: the user's own code, and URLs; empty if there is none."""
-    from envs import foreign_code  # here, because it imports gymnasium
-
-    code: dict[str, None] = {}  # in order, each name once
-    urls: dict[str, None] = {}
-    for config in configs:
-        for env in getattr(config, "named_environments", ()):
-            code |= dict.fromkeys(foreign_code(env))
-        if url := getattr(config, "checkpoint_url", None):
-            urls[url] = None
-    if not code and not urls:
-        return ""
-    return f" --allow {shlex.quote(','.join(code | urls))}"
-
-
-def read_url(url: str) -> RunConfig:
-    """The configuration of the agent's run whose checkpoints are at a URL; raises as `read_config`."""
-    from storage.checkpoints import load_latest  # here, because it imports torch
-
-    checkpoint = load_latest(url)
-    plain = checkpoint.state.get("config")
-    try:
-        config = from_plain(RunConfig, plain)
-        # The run may have been copied there, from another URL or from a folder.
-        return dataclasses.replace(config, checkpoint_url=url)
-    except ValueError as error:
-        raise ValueError(f"{checkpoint.path}: {error}") from error
-
-
-@overload
-def read_config(run: Run) -> RunConfig: ...
-
-
-@overload
-def read_config(run: Run, kind: type[Config]) -> Config: ...
-
-
-def read_config(run: Run, kind: Any = RunConfig) -> Configuration:
-    """The configuration of a run, of a class such as `RunConfig`.
-
-    Raises:
-        FileNotFoundError: if the folder is not a run.
-        ValueError: if its `config.json` cannot be read, or the run is of another kind; says which commands accept it.
-    """
-    found, plain = run.read_kind()
-    if found != kind.kind:
-        made, use = RUN_COMMANDS[found]
-        expected, _ = RUN_COMMANDS[kind.kind]
-        raise ValueError(f"{run} is a run of `{made}`, expected one of `{expected}`; use {use}, or status")
-    try:
-        return from_plain(kind, plain)
-    except ValueError as error:
-        raise ValueError(f"{run.config_file}: {error}") from error
-
-
-def _build(kind: Any, plain: object, where: str, cores: Mapping[str, type]) -> Any:
-    """A value of a type, such as a dataclass of others, from what JSON can hold; `where` names it in errors."""
-    # The type of a core is the union of the classes of all cores.
-    members = typing.get_args(kind)
-    is_core = any(core in members for core in cores.values())
-    if not is_core and not dataclasses.is_dataclass(kind):
-        if isinstance(plain, list):  # JSON has no tuples
-            return tuple(plain)
-        return plain
-    if not isinstance(plain, dict):
-        raise ValueError(f"{where}: expected an object, got {abbreviate(plain)}")
-
-    # The names of the run's kind and of its core are in the file, and are no fields.
-    plain = {name: value for name, value in plain.items() if name != "kind"}
-    if is_core:
-        name = plain.pop("name", None)
-        if not isinstance(name, str) or name not in cores:
-            raise ValueError(f"{where}: expected a core out of {', '.join(cores)}, got {abbreviate(name)}")
-        kind = cores[name]
-
-    # Its fields, which may be configurations, too; it checks their values itself.
-    hints = typing.get_type_hints(kind)
-    fields = {}
-    for name, value in plain.items():
-        fields[name] = _build(hints.get(name), value, f"{where}.{name}", cores)
-    try:
-        return kind(**fields)
-    except TypeError as error:  # an unknown or a missing field
-        raise ValueError(f"{where}: expected fields of this version: {error}") from error
-    except ValueError as error:
-        raise ValueError(f"{where}.{error}") from error

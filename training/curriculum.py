@@ -14,9 +14,11 @@ from envs import mean_normalised, require_consent, tasks, untaught
 from storage.checkpoints import load_weights
 from storage.files import Json, Schema, abbreviate, require_schema
 from storage.run import Run
-from training.config import RunConfig, checkpoint_place, differences, read_config, to_plain
+from training.config import RunConfig
 from training.factories import interface, require_interface
+from training.plain import differences, read_config, to_plain
 from training.stages import Stage, read_stage
+from training.trust import checkpoint_place
 
 EPISODES = 200
 """Episodes of each task over which scores are means. A score ends no stage before there are as many."""

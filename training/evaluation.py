@@ -32,9 +32,11 @@ from envs import (
 from storage.checkpoints import Checkpoint, load_weights
 from storage.files import Json
 from storage.run import Run
-from training.config import RunConfig, checkpoint_place, read_config
+from training.config import RunConfig
 from training.console import quantity
 from training.factories import interface, make_agent, require_interface
+from training.plain import read_config
+from training.trust import checkpoint_place
 
 EVALUATION_SEED = 2
 """Branch of the run's seed sequence from which evaluation draws; training draws from branch 1."""

@@ -13,7 +13,8 @@ from typing import Any, NamedTuple, cast
 from agent.core import CoreConfig
 from agent.core.matching import with_state_of
 from storage.errors import UserError
-from training.config import Config, Configuration, by_full_name, core_name, to_plain
+from training.config import Config, Configuration, core_name
+from training.plain import by_full_name, to_plain
 from training.suites import Task
 
 OWN = ("--core", "--seed", "--run", "--resume", "--local", "--ray-address", "--threads", "--checkpoint-url")

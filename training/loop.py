@@ -22,7 +22,8 @@ from storage.metrics import Layout, MetricsWriter
 from storage.provenance import note_launch
 from storage.run import LOST, Run
 from storage.serialization import Parts, restore_rng, rng_state
-from training.config import Configuration, to_plain
+from training.config import Configuration
+from training.plain import to_plain
 from training.progress import Clock, Progress
 
 if TYPE_CHECKING:

@@ -14,7 +14,9 @@ from storage import checkpoints
 from storage.files import JSON_BYTES, read_regular
 from storage.metrics import sample_metrics
 from storage.run import Run
-from training.config import RunConfig, checkpoint_place, read_config, to_plain
+from training.config import RunConfig
+from training.plain import read_config, to_plain
+from training.trust import checkpoint_place
 
 ROWS = 200
 """Rows of metrics, at equal distances, for the curves."""
@@ -24,7 +26,7 @@ def share(run: Run, folder: Path, allow: str | None = None) -> None:
     """Writes the agent of a run's last readable checkpoint into a new folder, with its evaluation and its curves.
 
     Args:
-        allow: see `training.config.checkpoint_place`.
+        allow: see `training.trust.checkpoint_place`.
 
     Raises:
         FileExistsError: if the folder exists.

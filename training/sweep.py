@@ -17,8 +17,9 @@ from storage.errors import UserError
 from storage.files import Json, read_json, replacing, require_schema, write_json
 from storage.metrics import write_hparams
 from storage.run import Run
-from training.config import Config, Configuration, RunConfig, by_full_name, from_plain, to_plain
+from training.config import Config, Configuration, RunConfig
 from training.console import LiveLine, say
+from training.plain import by_full_name, from_plain, to_plain
 from training.signals import StopRequest
 from training.sweep_progress import Board
 

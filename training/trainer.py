@@ -30,7 +30,7 @@ from storage.run import Run
 from storage.serialization import Parts, write_trajectory
 from storage.stores import UrlStore
 from training.charts import CHARTS
-from training.config import RunConfig, from_plain
+from training.config import RunConfig
 from training.console import quantity
 from training.curriculum import EPISODE, Curriculum, inherit
 from training.evaluation import as_metrics, evaluate
@@ -44,6 +44,7 @@ from training.factories import (
 )
 from training.feeds import Batch, Feed, make_feed
 from training.loop import Training
+from training.plain import from_plain
 from training.progress import Progress
 from training.resident import require_resident
 from training.schedules import describe_jump

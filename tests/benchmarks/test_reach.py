@@ -9,7 +9,7 @@ import pytest
 
 from benchmarks import reach
 from storage.run import Run
-from training.config import to_plain
+from training.plain import to_plain
 from training.presets import make_preset
 
 

@@ -16,7 +16,7 @@ from storage.files import redact, require_no_secret
 from storage.run import Run
 from tests.commands.cli import TINY, Commands, frames, saved_steps, start, state, wait_until
 from tests.unreliable import Unreliable
-from training.config import read_config
+from training.plain import read_config
 from training.sweep import begin
 
 Copied = Callable[..., Path]

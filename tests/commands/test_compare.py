@@ -29,8 +29,9 @@ from storage.errors import UserError
 from storage.run import Run
 from tests.commands.cli import Commands, write_corpus
 from tests.commands.pages import embedded
-from training.config import RunConfig, core_name, read_config, to_plain
+from training.config import RunConfig, core_name
 from training.grid import label, make_trials
+from training.plain import read_config, to_plain
 from training.presets import make_preset
 from training.sweep import begin, failure, read
 from training.sweep_progress import Estimate, is_finished

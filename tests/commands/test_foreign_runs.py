@@ -13,7 +13,8 @@ from storage import checkpoints
 from storage.run import Run
 from tests.commands.cli import SMALL, Commands, saved_steps
 from training import sweep
-from training.config import RunConfig, read_config
+from training.config import RunConfig
+from training.plain import read_config
 
 EVIL = """
 import pathlib, gymnasium, dm_env

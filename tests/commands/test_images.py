@@ -15,7 +15,7 @@ from sequences.images.modality import Images
 from storage.metrics import read_metrics
 from storage.run import Run
 from tests.commands.cli import TINY_IMAGES, Commands, write_corpus
-from training.config import read_config
+from training.plain import read_config
 
 TRAIN = ["images", "train", *TINY_IMAGES]
 

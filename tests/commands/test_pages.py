@@ -25,8 +25,8 @@ from storage.metrics import read_metrics
 from storage.run import Run
 from tests.commands.cli import TINY, Commands, frames
 from tests.commands.pages import embedded, shown_frames, unpacked
-from training.config import read_config
 from training.evaluation import load_trained_agent, record
+from training.plain import read_config
 
 Copied = Callable[..., Path]
 

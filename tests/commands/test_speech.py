@@ -16,7 +16,8 @@ from sequences.speech.modality import Speech
 from storage.metrics import read_metrics
 from storage.run import Run
 from tests.commands.cli import TINY_SPEECH, Commands, write_corpus
-from training.config import core_name, read_config
+from training.config import core_name
+from training.plain import read_config
 
 soundfile = pytest.importorskip("soundfile")
 

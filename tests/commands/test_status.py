@@ -16,7 +16,7 @@ from storage import checkpoints
 from storage.metrics import read_metrics
 from storage.run import Run
 from tests.commands.cli import Commands
-from training.config import to_plain
+from training.plain import to_plain
 
 Copied = Callable[..., Path]
 

@@ -18,8 +18,9 @@ from reports.scoreboard import acting_speed, as_files, as_table, scoreboard, wri
 from storage.errors import UserError
 from tests.commands.cli import Commands, run
 from tests.commands.test_compare import table, write_run
-from training.config import RunConfig, core_name, to_plain
+from training.config import RunConfig, core_name
 from training.grid import label, make_suite, make_trials
+from training.plain import to_plain
 from training.presets import make_preset
 from training.suites import SUITES, Task
 from training.trainer import Trainer

@@ -14,8 +14,9 @@ import commands
 from agent.core import CORES
 from agent.core.fields import Checked
 from envs import tasks
-from training.config import RunConfig, core_name, from_plain, to_plain
+from training.config import RunConfig, core_name
 from training.curriculum import Curriculum
+from training.plain import from_plain, to_plain
 from training.presets import PRESETS, make_preset
 from training.stages import read_stage
 

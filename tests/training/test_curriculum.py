@@ -17,9 +17,10 @@ from storage.run import Run
 from tests.commands.cli import state
 from tests.training.test_trainer import AGENT, CONFIG, timeless, train
 from training import curriculum
-from training.config import RunConfig, to_plain
+from training.config import RunConfig
 from training.curriculum import STAGES, Curriculum
 from training.factories import episode_stream
+from training.plain import to_plain
 from training.presets import level
 from training.stages import read_stage
 from training.trainer import Trainer

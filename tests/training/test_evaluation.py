@@ -16,8 +16,8 @@ from storage.run import Run
 from tests.actors.counting import Counting
 from tests.training.test_trainer import CONFIG, train
 from training.cluster import RayGauges, gauge_name
-from training.config import to_plain
 from training.evaluation import as_metrics, evaluate, load_trained_agent, play, summarize
+from training.plain import to_plain
 from training.trainer import Trainer
 
 

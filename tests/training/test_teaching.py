@@ -15,8 +15,9 @@ from storage.metrics import read_metrics
 from storage.run import Run
 from tests.commands.cli import state
 from tests.training.test_trainer import CONFIG, timeless, train
-from training.config import RunConfig, to_plain
+from training.config import RunConfig
 from training.evaluation import evaluate, load_trained_agent
+from training.plain import to_plain
 from training.trainer import Trainer
 
 ENV = "rooms:small,looks=train"

@@ -28,10 +28,11 @@ from storage.provenance import read_launches
 from storage.run import Run
 from tests.commands.cli import state
 from tests.sequences.speech.tiny import TINY
-from training.config import RunConfig, to_plain
+from training.config import RunConfig
 from training.evaluation import make_evaluator
 from training.factories import episode_stream, make_actor, make_agent
 from training.feeds import LocalFeed
+from training.plain import to_plain
 from training.signals import stop_on_signals
 from training.trainer import Trainer
 
