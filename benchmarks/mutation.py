@@ -107,6 +107,7 @@ TESTS: dict[str, list[str]] = {
         "tests/training/test_resident.py",
         "tests/training/test_trainer.py",
     ],
+    "training/inheritance.py": ["tests/training/test_inheritance.py", "tests/training/test_teaching.py"],
     "training/progress.py": ["tests/training/test_console.py"],
     "training/resident.py": ["tests/training/test_resident.py", "tests/actors/test_resident.py"],
     "training/schedules.py": ["tests/training/test_trainer.py"],

@@ -1,4 +1,4 @@
-"""What a run learns one after the other: its stages, the episodes of the present one, and the run it starts from."""
+"""What a run learns one after the other: its stages, and the episodes of the present one."""
 
 import dataclasses
 import itertools
@@ -9,16 +9,11 @@ import numpy as np
 
 from actors import Episode
 from actors.evaluation import correct_fraction
-from agent import Agent
-from envs import mean_normalised, require_consent, tasks, untaught
-from storage.checkpoints import load_weights
+from envs import mean_normalised, tasks
 from storage.files import Json, Schema, abbreviate, require_schema
-from storage.run import Run
 from training.config import RunConfig
-from training.factories import interface, require_interface
-from training.plain import differences, read_config, to_plain
+from training.factories import interface
 from training.stages import Stage, read_stage
-from training.trust import checkpoint_place
 
 EPISODES = 200
 """Episodes of each task over which scores are means. A score ends no stage before there are as many."""
@@ -220,34 +215,3 @@ class Curriculum:
             got = abbreviate(min(others))
             raise ValueError(f"state: recent: expected episodes of {expected}, got one of {got}")
         self.remember(episodes)
-
-
-def inherit(config: RunConfig, agent: Agent, allow: str | None = None) -> RunConfig:
-    """Gives a new run's network, and its teacher, the weights of the last readable checkpoint of `config.from_run`.
-
-    The optimizer and all counters start anew. The environments may differ, also in frames a step. `allow` are those
-    whose code that run may name, and the URL of its checkpoints; see `envs.require_consent`.
-
-    Returns:
-        the configuration with the checkpoint in place of the run.
-
-    Raises:
-        FileNotFoundError, ValueError, ImportError, StorageError: if there is no such run or checkpoint; if its network,
-            observations or actions differ; or if its environment needs a permission.
-    """
-    if config.from_run is None:
-        return config
-    source = Run(config.from_run)
-    other = read_config(source)
-    # Its weights fit only the same network.
-    theirs = to_plain(other)["agent"]
-    ours = to_plain(config)["agent"]
-    for name, expected, got in differences(theirs, ours, "agent"):
-        raise ValueError(f"{name}: expected {expected} as in {source}, got {got}")
-
-    # It may be another person's, so that its environments and its URL need a permission.
-    require_consent(other.env, allow, *config.named_environments)
-    place = checkpoint_place(other, source, allow)
-    require_interface(untaught(config.env), untaught(other.env))
-    checkpoint = load_weights(agent.begin_with, place, source.config_file)
-    return dataclasses.replace(config, from_run=str(checkpoint.path))

@@ -32,7 +32,7 @@ from storage.stores import UrlStore
 from training.charts import CHARTS
 from training.config import RunConfig
 from training.console import quantity
-from training.curriculum import EPISODE, Curriculum, inherit
+from training.curriculum import EPISODE, Curriculum
 from training.evaluation import as_metrics, evaluate
 from training.factories import (
     make_agent,
@@ -43,6 +43,7 @@ from training.factories import (
     resolve_precisions,
 )
 from training.feeds import Batch, Feed, make_feed
+from training.inheritance import inherit
 from training.loop import Training
 from training.plain import from_plain
 from training.progress import Progress
@@ -277,7 +278,7 @@ class Trainer(Training):
     # The run: its beginning, its checkpoints, and its URL.
 
     def inherit(self, allow: str | None = None) -> None:
-        """Gives a new run the weights of the run that it starts from, if any; see `curriculum.inherit`."""
+        """Gives a new run the weights of the run that it starts from, if any; see `inheritance.inherit`."""
         self.config = inherit(self.config, self.agent, allow)
 
     def begin_or_restore(self, new: bool) -> None:
