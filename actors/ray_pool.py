@@ -22,7 +22,7 @@ from actors.config import ActorsConfig, ClusterError
 from actors.pool import MakeActor, Pool, PoolStatus
 from agent import Trajectory
 from agent.core import map_state
-from agent.failures import Failures, TooManyFailures
+from agent.failures import Failures, TooManyFailures, reason_of
 from envs import EnvironmentFailed, EnvironmentLost
 
 logger = logging.getLogger(__name__)
@@ -180,7 +180,7 @@ class RayPool(Pool):
                 self._replace(request.actor, str(loss))
                 continue
             except ObjectLostError as error:
-                logger.warning("an unroll of actor %d was lost with its node: %s", request.actor, _reason(error))
+                logger.warning("an unroll of actor %d was lost with its node: %s", request.actor, reason_of(error))
                 self._ask(request.actor)
                 continue
 
@@ -219,9 +219,9 @@ class RayPool(Pool):
         except RayActorError as error:
             if error.actor_init_failed:
                 raise
-            raise _ActorLost(_reason(error)) from error
+            raise _ActorLost(reason_of(error)) from error
         except OutOfMemoryError as error:  # Ray itself ended it
-            raise _ActorLost(_reason(error)) from error
+            raise _ActorLost(reason_of(error)) from error
         except RayTaskError as error:
             if not isinstance(error.cause, EnvironmentLost):
                 raise
@@ -354,13 +354,4 @@ def _fetch(reference: ray.ObjectRef) -> Trajectory:
     try:
         return ray.get(reference)
     except ObjectLostError as error:
-        raise ClusterError(f"an unroll was lost with its node: {_reason(error)}") from error
-
-
-def _reason(error: Exception) -> str:
-    """Ray's reason for a loss, in one line."""
-    general, _, detail = str(error).partition("Worker exit detail: ")
-    reason, _, _ = detail.partition(" Some common causes")
-    if reason:
-        return reason
-    return general.strip().splitlines()[0]
+        raise ClusterError(f"an unroll was lost with its node: {reason_of(error)}") from error

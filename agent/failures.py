@@ -1,6 +1,6 @@
-"""When a process that was lost is started again: one rule for actors and for learners. Nothing here imports torch.
+"""Why a process was lost, and when it is started again: one rule for actors and for learners.
 
-It is in this package because actors and learners know no other one in common.
+It is in this package because actors and learners know no other one in common. Nothing here imports torch.
 """
 
 import time
@@ -49,3 +49,14 @@ class Failures:
         if short_of_memory:
             return min(2.0**self.count, LONGEST_PAUSE)
         return 0.0
+
+
+def reason_of(error: Exception) -> str:
+    """Ray's reason for a loss, in one line."""
+    # Ray appends the reason to a general text, and advice to the reason.
+    general, _, detail = str(error).partition("Worker exit detail: ")
+    reason, _, _ = detail.partition(" Some common causes")
+    reason = reason.rstrip(".")
+    if reason:
+        return reason
+    return general.strip().splitlines()[0]

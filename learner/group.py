@@ -23,7 +23,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from torch import Tensor
 
 from agent.core.state import map_state
-from agent.failures import Failures, TooManyFailures
+from agent.failures import Failures, TooManyFailures, reason_of
 from agent.trajectory import Trajectory, validate
 from learner.errors import BatchLost, LearnersLost, PeerLost
 from learner.remote_learner import (
@@ -36,7 +36,6 @@ from learner.remote_learner import (
     Part,
     RemoteLearner,
     check_nothing,
-    reason_of,
     results_of,
 )
 from learner.replica import Replica, StateDict

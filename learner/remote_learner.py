@@ -14,6 +14,7 @@ import torch.distributed as dist
 from ray.exceptions import ObjectLostError, OutOfMemoryError, RayActorError, RayTaskError
 
 from agent.core.state import index_state
+from agent.failures import reason_of
 from agent.trajectory import Trajectory
 from learner.communicator import Communicator
 from learner.errors import PeerLost
@@ -225,14 +226,3 @@ def results_of(
     if replies.not_finite is not None:
         raise replies.not_finite
     return [replies.results[rank] for rank in range(len(requests))]
-
-
-def reason_of(error: Exception) -> str:
-    """Ray's reason for a loss, in one line."""
-    # Ray appends the reason to a general text, and advice to the reason.
-    general, _, detail = str(error).partition("Worker exit detail: ")
-    reason, _, _ = detail.partition(" Some common causes")
-    reason = reason.rstrip(".")
-    if reason:
-        return reason
-    return general.strip().splitlines()[0]

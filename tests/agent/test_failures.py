@@ -1,9 +1,9 @@
-"""How often, and how soon, lost processes are started again."""
+"""Why processes were lost, and how often, and how soon, they are started again."""
 
 import pytest
 
 from agent import failures
-from agent.failures import Failures, TooManyFailures
+from agent.failures import Failures, TooManyFailures, reason_of
 
 SHORT = "the node was running low on memory"
 
@@ -32,3 +32,18 @@ def test_for_lack_of_memory_pauses_grow_and_time_counts(monkeypatch: pytest.Monk
     now += 1
     with pytest.raises(TooManyFailures, match="lost 10 times"):
         counted.add(SHORT)
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        (
+            "The actor died.\nWorker exit detail: Killed by the OOM killer. Some common causes are: ...",
+            "Killed by the OOM killer",
+        ),
+        ("The actor died.\nWorker exit detail: Killed by the OOM killer.", "Killed by the OOM killer"),
+        ("\nThe object is lost.\nIts owner has died.", "The object is lost."),
+    ],
+)
+def test_the_reason_of_a_loss_is_one_line(text: str, reason: str) -> None:
+    assert reason_of(RuntimeError(text)) == reason
