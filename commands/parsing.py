@@ -10,7 +10,7 @@ import types
 import typing
 from collections.abc import Iterator, Sequence
 from fractions import Fraction
-from typing import Any
+from typing import Any, NamedTuple
 
 import tyro
 
@@ -100,47 +100,20 @@ def parse_train(kind: str, words: Sequence[str]) -> Any:
     """The options of the command that trains a kind of run; the defaults are those of its preset and core, or of the
     run to resume."""
     is_agent = kind == "launch"
-    base = CONFIGS[kind]
     command = "launch" if is_agent else f"{kind} train"
-    prog = f"compressive {command}"
     options = OPTIONS[command]
-
     _require_once(options, words)
 
     # First those options that decide the defaults of all others.
-    known = [word for word in words if word not in ("-h", "--help")]
-    start_kind = _LaunchStart if is_agent else TrainingOptions
-    start, _ = parse(start_kind, prog, known, return_unknown_args=True)
-    preset = start.preset
-    if is_agent and not _is_given("preset", known):
-        preset = preset_of(start.env)
-    with user_errors():
-        origin = None
-        if is_agent and not start.resume:
-            origin = start.from_run or PRESETS[kind](preset, start.core).from_run
-        if origin:
-            default = _with_network(preset, read_config(Run(origin)))
-        elif not start.resume:
-            default = PRESETS[kind](preset, start.core)
-        elif is_agent and is_url(start.resume):
-            default = read_url(start.resume)
-        else:
-            default = read_config(Run(start.resume), base)
-    if is_agent and not start.resume and start.learners > 1:
-        # Replayed rows are in the memory of a single learner, which alone makes several updates of a batch.
-        default = dataclasses.replace(default, replay=ReplayConfig(), rows_per_update=None)
-    core = start.core
-    if start.resume or origin:
-        core = core_name(default)
+    defaults = _defaults_of_launch(words) if is_agent else _defaults_of_sequences(kind, words)
+    fields = {field.name: getattr(defaults.config, field.name) for field in dataclasses.fields(CONFIGS[kind])}
+    default = options(**fields, core=defaults.core)
 
-    fields = {field.name: getattr(default, field.name) for field in dataclasses.fields(base)}
-    found = parse(options, prog, words, default=options(**fields, core=core))
-    if found.core != core and (found.resume or origin):
-        raise UserError(f"core: expected {core} as in {found.resume or origin}, got {found.core}")
+    found = parse(options, f"compressive {command}", words, default=default)
+    if defaults.run and found.core != defaults.core:
+        raise UserError(f"core: expected {defaults.core} as in {defaults.run}, got {found.core}")
     if found.resume:
-        for name, old, new in differences(to_plain(default), to_plain(found.config)):
-            if name.startswith(base.fixed):
-                raise UserError(f"{name}: expected {old} as in {found.resume}, got {new}")
+        _require_fixed(defaults.config, found)
     return found
 
 
@@ -151,6 +124,79 @@ class _LaunchStart(TrainingOptions):
     env: str | None = None
     learners: Several = 1
     from_run: str | None = None
+
+
+class _Defaults(NamedTuple):
+    """The values of options that are not typed: a configuration and the name of its core.
+
+    `run` is where they come from, whose core cannot be changed; None for a preset.
+    """
+
+    config: Any
+    core: str
+    run: str | None
+
+
+def _defaults_of_launch(words: Sequence[str]) -> _Defaults:
+    """The defaults of an agent's run: of the run to resume, or of a preset, with the network of a run to start from."""
+    start = _parse_start(_LaunchStart, "launch", words)
+    if start.resume:
+        return _defaults_of_run("launch", start.resume)
+    preset = start.preset
+    if not _is_given("preset", words):
+        preset = preset_of(start.env)
+
+    make = PRESETS["launch"]
+    core = start.core
+    with user_errors():
+        # A preset may name a run to start from, too.
+        origin = start.from_run or make(preset, core).from_run
+        if origin:
+            config = _with_network(preset, read_config(Run(origin)))
+            core = core_name(config)
+        else:
+            config = make(preset, core)
+    if start.learners > 1:
+        # Replayed rows are in the memory of a single learner, which alone makes several updates of a batch.
+        config = dataclasses.replace(config, replay=ReplayConfig(), rows_per_update=None)
+    return _Defaults(config, core, origin)
+
+
+def _defaults_of_sequences(kind: str, words: Sequence[str]) -> _Defaults:
+    """The defaults of a run of text, speech or images: of the run to resume, or of a preset."""
+    start = _parse_start(TrainingOptions, f"{kind} train", words)
+    if start.resume:
+        return _defaults_of_run(kind, start.resume)
+    with user_errors():
+        return _Defaults(PRESETS[kind](start.preset, start.core), start.core, None)
+
+
+def _defaults_of_run(kind: str, run: str) -> _Defaults:
+    """The defaults of a run to resume."""
+    with user_errors():
+        config = _read_resumed(kind, run)
+    return _Defaults(config, core_name(config), run)
+
+
+def _read_resumed(kind: str, run: str) -> Any:
+    """The configuration of a run to resume: of its folder, or for agents also of the URL of its checkpoints."""
+    if kind == "launch" and is_url(run):
+        return read_url(run)
+    return read_config(Run(run), CONFIGS[kind])
+
+
+def _parse_start(options: type[Any], command: str, words: Sequence[str]) -> Any:
+    """Some of a command's options, those of a class; other words are read later, and help is printed then."""
+    others = [word for word in words if word not in ("-h", "--help")]
+    start, _ = parse(options, f"compressive {command}", others, return_unknown_args=True)
+    return start
+
+
+def _require_fixed(config: Any, options: Any) -> None:
+    """Raises a UserError if options of a resumed run change a field on which its checkpoints depend."""
+    for name, old, new in differences(to_plain(config), to_plain(options.config)):
+        if name.startswith(config.fixed):
+            raise UserError(f"{name}: expected {old} as in {options.resume}, got {new}")
 
 
 def _is_given(name: str, words: Sequence[str]) -> bool:
