@@ -124,50 +124,20 @@ def page_data(run: Run, rows: list[dict[str, Any]]) -> dict[str, Any]:
     """
     kind, _ = run.read_kind()
     config = read_config(run, CONFIGS[kind])
-    counter, total = config.goal
+    counter, _ = config.goal
     summary = read_summary(run)
-    evaluation = dict[str, str]()
-    score = None
-    first = headline(run, config, {}, rows)
-    with contextlib.suppress(*DAMAGE):
-        in_words = evaluation_rows(summary) if kind == "launch" else _plain_numbers(summary)
-        if in_words:
-            first = headline(run, config, summary, rows)
-            score = score_line(kind, summary)
-            evaluation = in_words
-    last = rows[-1] if rows else {}
+    evaluation = _describe_evaluation(run, config, summary, rows)
     launches = read_launches(run)
-    axes = {"x": column(rows, counter), "steps": column(rows, "step")}
-    axes["time"] = training_time(column(rows, "time"), launches)
-    axis_names = {"x": "steps", "time": "time"}
-    if kind == "launch":
-        axis_names = {"x": "frames", "steps": "steps", "time": "time"}
-
-    facts = {"state": run.state(last, counter, total)}
-    if kind == "launch":
-        facts["environment"] = config.env
-    facts["core"] = core_name(config)
-    if last:
-        facts["progress"] = progress_text(kind, amount(last, counter), total)
-    if kind == "launch":
-        facts |= _training_facts(config, last)
-    elif last:
-        facts["loss in training"] = number(last, "loss/nll", ".4f", unit=" nats a token")
-    known = [seconds for seconds in axes["time"] if math.isfinite(seconds)]
-    if known:
-        facts["training time"] = duration(max(known))
-    if known and len(launches) > 1:
-        facts["training time"] += f" over {len(launches)} launches"
-
+    axes = _axes(rows, counter, launches)
+    facts = _facts(run, config, rows, axes["time"], launches)
     names = {name for row in rows for name in row}
-    layers = [name for name in names if re.fullmatch(r"loss/compression/layer_\d{1,4}", name)]
-    layers.sort(key=lambda name: int(name.rpartition("_")[2]))
+    layers = _compression_losses(names)
     return {
         "title": run.name,
         "kind": kind,
         "rules": rules([config.env] if kind == "launch" else ()),
-        "axes": axis_names,
-        "headline": first,
+        "axes": _axis_names(kind),
+        "headline": evaluation.headline,
         "facts": facts,
         "system": {name: facts[name] for name in SYSTEM if name in facts},
         "preset": config.preset,
@@ -176,13 +146,88 @@ def page_data(run: Run, rows: list[dict[str, Any]]) -> dict[str, Any]:
         "launches": [launch_facts(launch) for launch in launches],
         "stages": stages(config, rows, counter) if kind == "launch" else [],
         "main": MAIN[kind],
-        "charts": charts(config, rows, axes, summary, score),
+        "charts": charts(config, rows, axes, summary, evaluation.score),
         "tasks": task_charts(rows, names, axes),
         "compression": [{**line, "name": f"layer {i}"} for i, line in enumerate(curves(rows, layers, axes), 1)],
         "compressibility": [last_tenth(rows, name) for name in layers],
-        "evaluation": evaluation,
+        "evaluation": evaluation.in_words,
         "evaluations": evaluations(kind, rows, counter),
     }
+
+
+class _Evaluation(NamedTuple):
+    """What a page says about the evaluation at the end of a run.
+
+    Attributes:
+        headline: the first numbers of the page; those of the training if there is no evaluation.
+        score: a line in the main chart.
+        in_words: the rows of a table.
+    """
+
+    headline: dict[str, Any]
+    score: dict[str, Any] | None
+    in_words: dict[str, str]
+
+
+def _describe_evaluation(
+    run: Run, config: Any, summary: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]
+) -> _Evaluation:
+    """The evaluation of a summary; a summary that is damaged counts as none."""
+    with contextlib.suppress(*DAMAGE):
+        in_words = evaluation_rows(summary) if config.kind == RunConfig.kind else _plain_numbers(summary)
+        if in_words:
+            first = headline(run, config, summary, rows)
+            return _Evaluation(first, score_line(config.kind, summary), in_words)
+    return _Evaluation(headline(run, config, {}, rows), None, {})
+
+
+def _axes(rows: list[dict[str, Any]], counter: str, launches: list[dict[str, Any]]) -> dict[str, np.ndarray]:
+    """Where the rows are on each axis of the charts [N]: what was learned from, steps, and seconds of training."""
+    return {
+        "x": column(rows, counter),
+        "steps": column(rows, "step"),
+        "time": training_time(column(rows, "time"), launches),
+    }
+
+
+def _axis_names(kind: str) -> dict[str, str]:
+    """The axes that a reader may choose, with their names. Sequence models count what they learn from in steps."""
+    if kind == RunConfig.kind:
+        return {"x": "frames", "steps": "steps", "time": "time"}
+    return {"x": "steps", "time": "time"}
+
+
+def _facts(
+    run: Run, config: Any, rows: Sequence[Mapping[str, Any]], seconds: np.ndarray, launches: Sequence[Mapping[str, Any]]
+) -> dict[str, str]:
+    """A run in words, by the name of the fact. `seconds` of training up to each row [N], NaN where unknown."""
+    is_agent = config.kind == RunConfig.kind
+    counter, total = config.goal
+    last = rows[-1] if rows else {}
+
+    facts = {"state": run.state(last, counter, total)}
+    if is_agent:
+        facts["environment"] = config.env
+    facts["core"] = core_name(config)
+    if last:
+        facts["progress"] = progress_text(config.kind, amount(last, counter), total)
+    if is_agent:
+        facts |= _training_facts(config, last)
+    elif last:
+        facts["loss in training"] = number(last, "loss/nll", ".4f", unit=" nats a token")
+
+    known = seconds[np.isfinite(seconds)]
+    if known.size:
+        facts["training time"] = duration(known.max())
+        if len(launches) > 1:
+            facts["training time"] += f" over {len(launches)} launches"
+    return facts
+
+
+def _compression_losses(names: Iterable[str]) -> list[str]:
+    """Those of the names of metrics that are the compression loss of a layer, by the number of the layer."""
+    layers = [name for name in names if re.fullmatch(r"loss/compression/layer_\d{1,4}", name)]
+    return sorted(layers, key=lambda name: int(name.rpartition("_")[2]))
 
 
 def _plain_numbers(summary: Mapping[str, Any]) -> dict[str, str]:
