@@ -4,7 +4,6 @@ The same object unrolls trajectories for learning and plays episodes for evaluat
 this process or on Ray.
 """
 
-import itertools
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
@@ -17,7 +16,7 @@ from torch import Tensor
 
 from actors.interface import read_interface
 from agent import Agent, AgentOutput, EnvOutput, Observation, Trajectory
-from agent.core import leaves, map_state, state_to
+from agent.core import fill_state, leaves, map_state, state_to
 from agent.core.fields import Precision
 from agent.precision import autocast, resolve_precision
 from agent.trajectory import Sensed
@@ -337,14 +336,14 @@ class Actor(Player):
             envs_state[name] = leaf.numpy()
         self.envs.set_state(envs_state)  # type: ignore[attr-defined]
 
-        # What they returned last. `map_state` visits tensors in the order in which `leaves` yielded them.
-        names = [name for name, _ in self._named_outputs()]
-        outputs = iter([arrays[f"env_output/{name}"] for name in names])
-        self.env_output = map_state(lambda _: next(outputs), self.env_output)
+        # What they returned last.
+        outputs = [arrays[f"env_output/{name}"] for name, _ in self._named_outputs()]
+        self.env_output = fill_state(self.env_output, outputs)
 
         # The memory.
-        saved = (arrays[f"core/{index}"] for index in itertools.count())
-        core_state = map_state(lambda _: next(saved), self.core_state)
+        num_leaves = len(list(leaves(self.core_state)))
+        saved = [arrays[f"core/{index}"] for index in range(num_leaves)]
+        core_state = fill_state(self.core_state, saved)
         self.core_state = state_to(core_state, self.device)
 
         # The episodes in progress. Copies, because they are changed in place.

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from agent.actor_critic import Agent
-from agent.core.state import State, leaves, map_state
+from agent.core.state import State, fill_state, leaves, map_state
 from agent.trajectory import Observation, Sensed, sensed_of
 
 SEGMENT = "segment"
@@ -176,15 +176,12 @@ class ActingStep(nn.Module):
 
     def _nested(self, tensors: tuple[Tensor, ...] | list[Tensor]) -> State:
         """The core's state at the beginning of a segment, in which the segment is empty."""
-        rest = iter(tensors)
+        if not self.segment_size:
+            return fill_state(self.template, tensors)
         rows = tensors[0].shape[0] if tensors else 1
-        fields = {}
-        for field, part in zip(self.template._fields, self.template, strict=True):
-            if field == SEGMENT:
-                fields[field] = map_state(lambda leaf: leaf.new_zeros(rows, *leaf.shape[1:]), part)
-            else:
-                fields[field] = map_state(lambda _: next(rest), part)
-        return type(self.template)(**fields)
+        blank = map_state(lambda leaf: leaf.new_zeros(rows, *leaf.shape[1:]), getattr(self.template, SEGMENT))
+        without = self.template._replace(**{SEGMENT: ()})
+        return fill_state(without, tensors)._replace(**{SEGMENT: blank})
 
 
 def _name(tensor: Tensor) -> str:

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from .contract import Core
-from .state import State, leaves, map_state
+from .state import State, fill_state, leaves
 
 
 class FlatCore(nn.Module):
@@ -98,17 +98,15 @@ class FlatCore(nn.Module):
     def _unflatten(self, flat: Tensor, offset: int) -> State:
         """The opposite of `_flatten`."""
         first = self.core.initial_state(1)
-        sizes = [leaf.numel() for leaf in leaves(first)]
-        parts = flat.split([*sizes, 1], dim=1)
-        columns = iter(parts)
+        first_leaves = list(leaves(first))
+        sizes = [leaf.numel() for leaf in first_leaves]
+        *columns, _ = flat.split([*sizes, 1], dim=1)  # the last column is the count
 
-        def restore(leaf: Tensor) -> Tensor:
-            # `map_state` visits the leaves in the order of the columns.
-            column = next(columns)
+        restored = []
+        for column, leaf in zip(columns, first_leaves, strict=True):
             difference = column.reshape(len(flat), *leaf.shape[1:])
-            return difference.to(leaf.dtype) + leaf
-
-        state = map_state(restore, first)
+            restored.append(difference.to(leaf.dtype) + leaf)
+        state = fill_state(first, restored)
         if hasattr(state, "offset"):
             return state._replace(offset=offset)
         return state

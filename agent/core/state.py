@@ -4,7 +4,7 @@ A state is a nest of (named) tuples. Its leaves are tensors (in transport: numpy
 the whole batch shares; a `KVCache`, or None where there is none.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -97,6 +97,21 @@ def leaves(state: State) -> Iterator[Tensor]:
     elif isinstance(state, tuple):
         for part in state:
             yield from leaves(part)
+
+
+def fill_state(like: State, tensors: Iterable[Tensor]) -> State:
+    """A state formed as `like`, with these tensors in the order of `leaves`.
+
+    Raises:
+        ValueError: if there are more or fewer tensors than `like` has.
+    """
+    given = list(tensors)
+    expected = len(list(leaves(like)))
+    if len(given) != expected:
+        raise ValueError(f"tensors: expected {expected} as in the state, got {len(given)}")
+    remaining = iter(given)
+    # `map_state` visits tensors in the order in which `leaves` yields them.
+    return map_state(lambda _: next(remaining), like)
 
 
 def concatenate_states(states: Sequence[State]) -> State:

@@ -13,6 +13,7 @@ from agent.core import (
     State,
     concatenate_states,
     detach_state,
+    fill_state,
     index_state,
     leaves,
     map_state,
@@ -49,6 +50,16 @@ def test_operations_on_states() -> None:
     assert torch.equal(map_state(torch.from_numpy, arrays).layers[1], joined.layers[1])
     joined.layers[0].requires_grad_()
     assert not detach_state(map_state(lambda leaf: 2 * leaf, joined)).layers[0].requires_grad
+
+
+def test_a_state_is_filled_in_the_order_of_its_leaves() -> None:
+    source = example(2, 10.0)
+    filled = fill_state(example(3, offset=5), leaves(source))
+    assert (type(filled), filled.offset, filled.cache) == (Example, 5, None)
+    for leaf, expected in zip(leaves(filled), leaves(source), strict=True):
+        assert leaf is expected
+    with pytest.raises(ValueError, match="tensors: expected 3 as in the state, got 2"):
+        fill_state(source, list(leaves(source))[:2])
 
 
 def test_states_that_do_not_fit_together_are_named() -> None:
