@@ -136,7 +136,7 @@ class ActingStep(nn.Module):
         encoded = agent.encode(self._observation(observation), last_action[:, None], last_reward[:, None])
         remember = self._within_segment if self.segment_size else self._remember
         features, after = remember(encoded.inputs, reset[:, None], state)
-        parameters, value = agent.decide(features, encoded.inputs, encoded.shown)
+        parameters, value = agent.decide(features, encoded.inputs, encoded.standardized)
         policy = agent.distribution
         action = policy.effect(policy.mode(parameters[:, 0]))
         return parameters[:, 0], action, value[:, 0], *after

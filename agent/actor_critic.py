@@ -17,9 +17,10 @@ from agent.encoders import (
     Shape,
     Torsos,
     VectorTorso,
+    has_parts,
     make_reconstruction,
     make_torso,
-    parts_of,
+    part_shapes,
     vector_sizes,
     vectors_of,
 )
@@ -60,20 +61,30 @@ class AgentOutput(NamedTuple):
     inputs: Tensor
 
 
+class MadeFor(NamedTuple):
+    """The environment that an agent was made for: the arguments of `Agent` after its configuration, in their order."""
+
+    observation_shape: Shape | tuple[Shape, ...]
+    actions: ActionSpace
+    vocabulary: int
+    popart_tasks: int
+
+
 class Encoded(NamedTuple):
     """What is known at each step, for B rows and T steps.
 
     inputs: [B, T, D] of the core.
-    seen: [B, T, F], the torso's features.
+    torso_features: [B, T, F].
     action: [B, T, A], the last action.
-    flat: the observation without its instruction, [B T, ...], or a tuple of several. shown: the same as torsos get it.
+    raw: the observation without its instruction, [B T, ...], or a tuple of several parts.
+    standardized: the same as torsos get it: its vectors standardized, if the configuration asks for that.
     """
 
     inputs: Tensor
-    seen: Tensor
+    torso_features: Tensor
     action: Tensor
-    flat: Sensed
-    shown: Sensed
+    raw: Sensed
+    standardized: Sensed
 
 
 class PolicyHead(nn.Linear):
@@ -125,7 +136,7 @@ class Agent(nn.Module):
             kind = "an environment with instructions" if has_instructions else "an environment without instructions"
             raise ValueError(f"instruction: expected {has_instructions} in {kind}, got {config.instruction}")
         self.config = config
-        self.made_for: tuple[Any, ActionSpace, int, int] = (observation_shape, actions, vocabulary, popart_tasks)
+        self.made_for = MadeFor(observation_shape, actions, vocabulary, popart_tasks)
         self.distribution = make_policy(actions, config.action_bounds, config.action_scale)
         model_size = config.core.model_size
 
@@ -174,14 +185,13 @@ class Agent(nn.Module):
 
     def blank(self, rows: int) -> Sensed | Observation:
         """An observation of zeros, [rows, 1, ...], as `forward` takes it."""
-        shape, _, vocabulary, _ = self.made_for
-        several = parts_of(shape)
+        observation_shape = self.made_for.observation_shape
         parts = []
-        for part in several or (shape,):
-            dtype = torch.uint8 if len(part) == 3 else torch.float32
-            parts.append(torch.zeros(rows, 1, *part, dtype=dtype))
-        sensed = tuple(parts) if several else parts[0]
-        if not vocabulary:
+        for shape in part_shapes(observation_shape):
+            dtype = torch.uint8 if len(shape) == 3 else torch.float32
+            parts.append(torch.zeros(rows, 1, *shape, dtype=dtype))
+        sensed = tuple(parts) if has_parts(observation_shape) else parts[0]
+        if not self.made_for.vocabulary:
             return sensed
         return Observation(sensed, torch.zeros(rows, 1, 1, dtype=torch.int64))
 
@@ -228,21 +238,22 @@ class Agent(nn.Module):
         for name, value in (("last_action", last_action), ("last_reward", last_reward), ("reset", reset)):
             if value.shape[:2] != leading:
                 raise ValueError(f"{name}: expected {list(leading)} as observation, got {list(value.shape)}")
-        inputs, seen, action, flat, shown = self.encode(observation, last_action, last_reward)
+        encoded = self.encode(observation, last_action, last_reward)
+        inputs = encoded.inputs
 
         features, state, losses, attention = self.remember(inputs, reset, state, return_attention)
 
         # The heads are not in mixed precision.
         with self._full_precision():
             if self.prediction is not None and torch.is_grad_enabled():
-                error = self.prediction(features, action, seen, reset)
+                error = self.prediction(features, encoded.action, encoded.torso_features, reset)
                 weighted = Mean(self.config.prediction_cost * error.total, error.count)
                 losses = {**losses, "prediction": weighted}
             if self.reconstruction is not None and torch.is_grad_enabled():
-                error = self.reconstruction(inputs.flatten(0, 1), flat)
+                error = self.reconstruction(inputs.flatten(0, 1), encoded.raw)
                 weighted = Mean(self.config.reconstruction_cost * error.total, error.count)
                 losses = {**losses, "reconstruction": weighted}
-            policy_parameters, value = self.decide(features, inputs, shown)
+            policy_parameters, value = self.decide(features, inputs, encoded.standardized)
         return AgentOutput(policy_parameters, value, state, losses, attention, inputs)
 
     def encode(self, observation: Sensed | Observation, last_action: Tensor, last_reward: Tensor) -> Encoded:
@@ -255,16 +266,16 @@ class Agent(nn.Module):
         if self.instruction is not None and words is not None:
             # First, because it waits for the GPU, which has no work yet.
             language.append(self.instruction(words.flatten(0, 1)).unflatten(0, leading))
-        flat = map_sensed(lambda part: part.flatten(0, 1), sensed)
-        shown = flat
+        raw = map_sensed(lambda part: part.flatten(0, 1), sensed)
+        standardized = raw
         if self.standardization is not None:
-            shown = self.standardization(flat)
-        seen = self.vision(shown).unflatten(0, leading)
-        action = self.distribution.encode(last_action).to(seen.dtype)
-        reward = last_reward.clamp(-1, 1)[..., None].to(seen.dtype)
-        inputs = self.joint(torch.cat([seen, action, reward, *language], dim=-1))
+            standardized = self.standardization(raw)
+        torso_features = self.vision(standardized).unflatten(0, leading)
+        action = self.distribution.encode(last_action).to(torso_features.dtype)
+        reward = last_reward.clamp(-1, 1)[..., None].to(torso_features.dtype)
+        inputs = self.joint(torch.cat([torso_features, action, reward, *language], dim=-1))
         inputs = inputs.to(self.value.weight.dtype)
-        return Encoded(inputs, seen, action, flat, shown)
+        return Encoded(inputs, torso_features, action, raw, standardized)
 
     def remember(
         self, inputs: Tensor, reset: Tensor, state: State, return_attention: bool = False, **options: Any
@@ -274,13 +285,13 @@ class Agent(nn.Module):
             output = self.core(inputs, reset, state, return_attention, **options)
         return output._replace(features=output.features.to(inputs.dtype))
 
-    def decide(self, features: Tensor, inputs: Tensor, shown: Sensed) -> tuple[Tensor, Tensor]:
+    def decide(self, features: Tensor, inputs: Tensor, standardized: Sensed) -> tuple[Tensor, Tensor]:
         """The policy's parameters and the value, from the core's features and inputs [B, T, D]; see `Encoded`."""
         joined = self._joined(features, inputs)
         value_features = joined
         if self.value_vision is not None:
-            seen_by_value = self.value_vision(vectors_of(shown)).unflatten(0, features.shape[:2])
-            value_features = torch.cat([joined, seen_by_value], dim=-1)
+            own_features = self.value_vision(vectors_of(standardized)).unflatten(0, features.shape[:2])
+            value_features = torch.cat([joined, own_features], dim=-1)
         value = self.value(value_features).squeeze(-1)
         return self.policy(joined), value
 

@@ -246,11 +246,10 @@ def make_torso(name: str, observation_shape: Shape | tuple[Shape, ...], size: in
     names = [*TORSOS, FITTING]
     if name not in names:
         raise ValueError(f"torso: expected one of {', '.join(names)}, got {name!r}")
-    parts = parts_of(observation_shape)
-    if parts:
-        torsos = [_torso_of_part(name, shape, size) for shape in parts]
+    torsos = [_torso_of_part(name, shape, size) for shape in part_shapes(observation_shape)]
+    if has_parts(observation_shape):
         return Torsos(torsos)
-    return _torso_of_part(name, typing.cast(Shape, observation_shape), size)
+    return torsos[0]
 
 
 def _torso_of_part(name: str, shape: Shape, size: int) -> Vision | VectorTorso:
@@ -264,13 +263,24 @@ def _torso_of_part(name: str, shape: Shape, size: int) -> Vision | VectorTorso:
 
 def vector_sizes(observation_shape: Shape | tuple[Shape, ...]) -> list[int]:
     """The number of features of each vector among the parts of an observation, see `vectors_of`."""
-    shapes = parts_of(observation_shape) or (typing.cast(Shape, observation_shape),)
-    return [shape[0] for shape in shapes if len(shape) == 1]
+    return [shape[0] for shape in part_shapes(observation_shape) if len(shape) == 1]
 
 
 def vectors_of(sensed: Tensor | tuple[Tensor, ...]) -> tuple[Tensor, ...]:
     """The vectors [..., features] float32 among the parts of an observation."""
     return tuple(part for part in leaves(sensed) if part.dtype == torch.float32)
+
+
+def has_parts(observation_shape: Shape | tuple[Shape, ...]) -> bool:
+    """Whether an observation is a tuple of parts, which may be one."""
+    return len(parts_of(observation_shape)) > 0
+
+
+def part_shapes(observation_shape: Shape | tuple[Shape, ...]) -> tuple[Shape, ...]:
+    """The shapes of an observation's parts; its own shape if it has no parts."""
+    if has_parts(observation_shape):
+        return parts_of(observation_shape)
+    return (typing.cast(Shape, observation_shape),)
 
 
 def parts_of(observation_shape: Shape | tuple[Shape, ...]) -> tuple[Shape, ...]:
@@ -383,7 +393,7 @@ def make_reconstruction(
     model_size: int, observation_shape: Shape | tuple[Shape, ...], height: int
 ) -> Reconstruction | Reconstructions:
     """The auxiliary loss for an observation shape."""
-    parts = parts_of(observation_shape)
-    if parts:
-        return Reconstructions(Reconstruction(model_size, shape, height) for shape in parts)
-    return Reconstruction(model_size, typing.cast(Shape, observation_shape), height)
+    losses = [Reconstruction(model_size, shape, height) for shape in part_shapes(observation_shape)]
+    if has_parts(observation_shape):
+        return Reconstructions(losses)
+    return losses[0]

@@ -14,7 +14,7 @@ from torch import Tensor
 from agent.actor_critic import TEACHER, Agent, AgentOutput, Weights, own_weights
 from agent.config import AgentConfig
 from agent.core import Mean, State
-from agent.encoders import Shape, parts_of
+from agent.encoders import Shape, part_shapes
 from agent.policies import ActionSpace, Categorical
 from agent.trajectory import Observation, Sensed
 
@@ -50,7 +50,7 @@ class TaughtAgent(Agent):
         vocabulary: int = 0,
         popart_tasks: int = 0,
     ) -> None:
-        views = parts_of(observation_shape)
+        views = part_shapes(observation_shape)
         if len(views) != 2 or views[0] != views[1] or len(views[0]) != 3:
             expected = "an environment that shows each state twice, such as rooms:transfer,own_view=True"
             raise ValueError(f"teacher_cost: expected {expected}, got observations {observation_shape}")
@@ -98,11 +98,11 @@ class TaughtAgent(Agent):
         return_attention: bool = False,
     ) -> AgentOutput:
         """See `Agent.forward`; observations are pairs."""
-        seen, shown = observation
+        own_view, teacher_view = observation
         known = (last_action, last_reward, reset)
-        output = super().forward(seen, *known, state.own, return_attention)
+        output = super().forward(own_view, *known, state.own, return_attention)
         with torch.no_grad():
-            advice = self.teacher(shown, *known, state.teacher)
+            advice = self.teacher(teacher_view, *known, state.teacher)
         losses = output.losses
         if torch.is_grad_enabled():
             losses = {**losses, **self._losses(output, advice)}

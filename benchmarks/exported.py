@@ -85,7 +85,8 @@ def _compare(agent: Agent, path: Path, rows: int, steps: int) -> dict[str, Any]:
         shape = () if each["name"] == "offset" else (rows, *each["shape"])
         exported[each["name"]] = np.full(shape, each["initial"], each["dtype"])
 
-    shape, actions, *_ = agent.made_for
+    shape = agent.made_for.observation_shape
+    actions = agent.made_for.actions
     assert isinstance(actions, int), "one choice of several actions"
     state = agent.with_cache(agent.initial_state(rows))
     generator = torch.Generator().manual_seed(0)

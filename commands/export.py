@@ -43,9 +43,9 @@ def _export_file(options: ExportOptions, run: Run, console: Console) -> None:
     with user_errors("output"):
         WRITERS[path.suffix](trained.agent, path, about)
     said = f"{path}  {path.stat().st_size / 1e6:.1f} MB"
-    _, actions, vocabulary, _ = trained.agent.made_for
+    made_for = trained.agent.made_for
     name = names.gymnasium_name(*parse_spec(trained.env))
-    is_played = isinstance(actions, int) and not vocabulary  # by the example
+    is_played = isinstance(made_for.actions, int) and not made_for.vocabulary  # by the example
     if path.suffix == ".onnx" and is_played and name:
         said += f"; play with it: python examples/play_onnx.py {shlex.quote(str(path))} {name}"
     say(console, said)

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from rich.console import Console
 
-from agent.encoders import parts_of
+from agent.encoders import part_shapes
 from agent.precision import describe_precision
 from commands.options import LaunchOptions
 from envs import limit_calls, prepare, tasks
@@ -88,7 +88,7 @@ def _describe(options: LaunchOptions, trainer: Trainer, console: Console) -> Non
     acting_in = describe_precision(config.actors.precision, acting_device(config))
     count = len(tasks(config.env))
     parts = f"{count} tasks, " if count > 1 else ""
-    shapes = parts_of(seen.observation_shape) or (seen.observation_shape,)
+    shapes = part_shapes(seen.observation_shape)
     observed = " and ".join(" x ".join(map(str, shape)) for shape in shapes)
     repeat = f"{seen.action_repeat} frame{'s' * (seen.action_repeat > 1)} a step"
     actors = f"{config.actors.count} x {config.actors.envs_per_actor} environments"

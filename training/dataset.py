@@ -17,7 +17,7 @@ from gymnasium import spaces
 from actors.interface import Interface
 from actors.recorder import record_episodes
 from actors.recording import Recording
-from agent.encoders import parts_of
+from agent.encoders import part_shapes
 from agent.policies import Choice
 from envs import names, parse_spec, reference_scores
 from storage.files import Json, flush
@@ -160,9 +160,8 @@ def _write(
 
 def spaces_of(known: Interface, num_words: int = 0) -> tuple[spaces.Space[Any], spaces.Space[Any]]:
     """The spaces of what an agent sees and does, without classes of our own; instructions have `num_words` ids."""
-    shapes = parts_of(known.observation_shape) or (known.observation_shape,)
     boxes: list[spaces.Space[Any]] = []
-    for shape in shapes:
+    for shape in part_shapes(known.observation_shape):
         is_image = len(shape) == 3
         box = spaces.Box(0, 255, shape, np.uint8) if is_image else spaces.Box(-np.inf, np.inf, shape, np.float32)
         boxes.append(box)

@@ -16,6 +16,7 @@ import torch
 from agent import Agent, AgentConfig
 from agent.acting_step import WORDS, ActingStep
 from agent.core import CORES as NAMES
+from agent.encoders import has_parts, part_shapes
 from agent.policies import Choice, Numbers
 from agent.trajectory import Observation
 from envs.words import VOCABULARY, hash_words, split_words
@@ -46,10 +47,11 @@ def steps(agent: Agent, rows: int, count: int, seed: int = 0) -> Any:
     Instructions of zero to seven words change at random, and some are equal.
     """
     generator = torch.Generator().manual_seed(seed)
-    shape, actions, vocabulary, _ = agent.made_for
+    actions = agent.made_for.actions
+    vocabulary = agent.made_for.vocabulary
     for step in range(count):
         parts = []
-        for part in shape if isinstance(shape[0], tuple) else (shape,):
+        for part in part_shapes(agent.made_for.observation_shape):
             seen = torch.randn(rows, *part, generator=generator)
             parts.append((60 * seen + 128).clamp(0, 255).to(torch.uint8) if len(part) == 3 else seen)
         if vocabulary:
@@ -77,7 +79,7 @@ def play(agent: Agent, rows: int, count: int) -> Any:
         words = None
         if agent.instruction is not None:
             *seen, words = seen
-        observation: Any = tuple(seen) if isinstance(agent.made_for[0][0], tuple) else seen[0]
+        observation: Any = tuple(seen) if has_parts(agent.made_for.observation_shape) else seen[0]
         if words is not None:
             observation = Observation(observation, words)
         with torch.no_grad():
