@@ -537,7 +537,6 @@ def reach(core: Any) -> int | None:
         return sum(reaches)
     if hasattr(core, "receptive_field"):
         return core.receptive_field - 1
-    # The recurrent cores whose configurations inherit from this one have a memory.
-    if type(core) is MemorylessConfig:
+    if isinstance(core, MemorylessConfig):
         return 0
     return None

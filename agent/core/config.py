@@ -244,8 +244,8 @@ class GRUConfig(LSTMConfig):
 
 
 @dataclass(frozen=True)
-class MemorylessConfig(Checked):
-    """A residual MLP that sees one step at a time."""
+class BlocksConfig(Checked):
+    """Sizes of cores of MLP blocks as in a transformer, with or without a recurrence between them."""
 
     model_size: Size = 256
     """Features of inputs and outputs."""
@@ -256,12 +256,17 @@ class MemorylessConfig(Checked):
 
 
 @dataclass(frozen=True)
-class MinGRUConfig(MemorylessConfig):
+class MemorylessConfig(BlocksConfig):
+    """A residual MLP that sees one step at a time."""
+
+
+@dataclass(frozen=True)
+class MinGRUConfig(BlocksConfig):
     """minGRU layers between the transformer's MLP blocks: a recurrence that is computed for all steps at once."""
 
 
 @dataclass(frozen=True)
-class LRUConfig(MemorylessConfig):
+class LRUConfig(BlocksConfig):
     """Linear recurrent units (Orvieto et al. 2023) between MLP blocks: each feature forgets at a rate of its own."""
 
     least_decay: Annotated[float, Range(0, 0.99999)] = 0.9
@@ -277,7 +282,7 @@ class LRUConfig(MemorylessConfig):
 
 
 @dataclass(frozen=True)
-class DeltaNetConfig(MemorylessConfig):
+class DeltaNetConfig(BlocksConfig):
     """Gated DeltaNet (Yang et al. 2024) between MLP blocks: a matrix of associations for each head."""
 
     num_heads: Size = 4

@@ -35,7 +35,7 @@ def with_state_of(config: CoreConfig, num_bytes: int) -> CoreConfig:
     Raises:
         ValueError: if the smallest state has more bytes, or layers differ in size.
     """
-    if type(config) is MemorylessConfig:
+    if isinstance(config, MemorylessConfig):
         return config
     resize = _resizing(config)
     least = bytes_of_state(resize(1))

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from .config import LSTMConfig, MemorylessConfig, MinGRUConfig
+from .config import BlocksConfig, LSTMConfig, MemorylessConfig, MinGRUConfig
 from .contract import Core, CoreOutput, check_call, finite, mark_broken
 
 
@@ -37,7 +37,7 @@ class Recurrent(Core, Generic[StateT]):
 
     state_type: ClassVar[Any]
     """The NamedTuple of the core's states."""
-    config: LSTMConfig | MemorylessConfig
+    config: LSTMConfig | BlocksConfig
 
     @property
     def state_size(self) -> int:
@@ -260,7 +260,7 @@ def linear_recurrence(decay: Tensor, inputs: Tensor, before: Tensor) -> Tensor:
     return torch.stack(steps, dim=2).flatten(1, 2)[:, :num_steps]
 
 
-def mlp_blocks(config: MemorylessConfig) -> nn.ModuleList:
+def mlp_blocks(config: BlocksConfig) -> nn.ModuleList:
     """The transformer's pre-norm MLP sub-layers without the residual sum."""
     size = config.model_size
     blocks = nn.ModuleList()
