@@ -27,7 +27,7 @@ class AgentConfig(Checked):
     reconstruction_height: Size = 6
     """Pixels from top to bottom of the small image, whose width follows from the observation's shape."""
     instruction: bool | None = None
-    """Encode the environment's instructions with IMPALA's LSTM; none: if it has any."""
+    """Encode the environment's instructions with IMPALA's LSTM. None: encode them if the environment has any."""
     action_bounds: Literal["squash", "clip"] = "squash"
     """How a sampled number comes within the bounds of a continuous action: through tanh, or cut off."""
     action_scale: Literal["independent", "state"] = "independent"

@@ -95,7 +95,7 @@ class TMaze(DiagnosticEnv):
     """The T-maze of Bakker (2002): a sign at the start of a corridor says where to turn at its end, `length` steps on.
 
     Observations are [sign left, sign right, at the junction]; actions are forward, left, right. Turning into a wall
-    and walking into one do nothing. +1 for the right turn and -1 for the wrong one end the episode; after
+    and walking into one do nothing. +1 for the correct turn and -1 for the wrong one end the episode; after
     4 (length + 1) steps without a turn it is truncated. Random actions score 0: both turns are equally likely.
     """
 

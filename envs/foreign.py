@@ -23,7 +23,8 @@ class ForeignVectorEnv(VectorEnv):
     """A vector environment of another library that keeps the contract of this project's own.
 
     Rewards are float64, and 0 in the step that begins an episode. An episode that has terminated is not truncated as
-    well. What is returned may be kept.
+    well. Returned arrays are never overwritten.
+
     Subclasses set `envs`, the library's, which resets on the next step, and define `begin` and `advance`.
 
     Args:

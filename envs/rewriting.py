@@ -17,12 +17,12 @@ from envs.diagnostic import DiagnosticEnv, require_flag, require_least
 class EndlessTMaze(DiagnosticEnv):
     """Corridors one after the other: a sign at the start of each says where to turn at its end.
 
-    Actions are left, right, forward. A right turn is worth 1 / corridors and leads to the next corridor, a wrong one
+    Actions are left, right, forward. A correct turn is worth 1 / corridors and leads to the next corridor, a wrong one
     ends the episode; after 6 (length + 1) corridors steps it is truncated. With `uniform` every corridor has a length
-    drawn from 1..`length`. In the paper a right turn is worth 1, so that returns are `corridors` times as large, there
-    is a fourth action that does nothing, and the place in the corridor is observed: here it is not, unless `position`
-    is true, when it is a share of `length`. Observations are [sign left, sign right, at the junction] and then the
-    place.
+    drawn from 1..`length`. In the paper a correct turn is worth 1, so that returns are `corridors` times as large,
+    there is a fourth action that does nothing, and the place in the corridor is observed: here it is not, unless
+    `position` is true, when it is a share of `length`. Observations are [sign left, sign right, at the junction] and
+    then the place.
     """
 
     variables = ("side", "place", "end", "corridor", "time")

@@ -1,6 +1,7 @@
 """The folder of a run: the names of its files, the process that uses it, its configuration, evaluation and state.
 
-No other module names a file of a run, but for those that write inside `checkpoints/`, `samples/` and `metrics.jsonl`.
+Other modules ask a `Run` for the paths of its files. They name files themselves only inside `checkpoints/` and
+`samples/`, in the rows of metrics, in links between pages, and where a run is not yet a folder on this disk.
 """
 
 import errno

@@ -99,7 +99,7 @@ class LiveLine:
         """
         share = min(1.0, share)
         # The end is printed even if it is soon after the line before.
-        is_complete = share == 1 > self.share
+        is_complete = share == 1.0 and self.share < 1.0
         self.share = share
         self.head = head
         self.fields = fields

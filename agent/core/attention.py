@@ -135,7 +135,7 @@ class RelativeAttention(nn.Module):
     def _near_scores(self, query: Tensor, cache: KVCache, num_slots: int) -> Tensor:
         """Scores [H, B, T, N] of queries [H, B, T, K] with the distances N - 1, ..., 1, 0.
 
-        N is the number of slots; of several rings, one counts.
+        N is the number of different positions of slots. The rings of routed slots share their positions.
         """
         num_distances = num_slots - cache.shared_positions
         nearest = cache.near[..., -num_distances:]

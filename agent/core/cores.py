@@ -1,4 +1,4 @@
-"""All cores: the class of each configuration. A new core is a module with the class, and a line here."""
+"""The class of each core, by the type of its configuration. docs/extending.md lists what a new core needs."""
 
 from typing import Any
 

@@ -25,7 +25,7 @@ MOST_FRAMES = 512
 FRESH_FRAMES = 8
 #: Of two states that differ by less in x and y (u), vx and vy (u/s) and yaw (degrees) the better one is kept.
 ALIKE = {"x": 3.0, "y": 3.0, "vx": 16.0, "vy": 16.0, "yaw": 4.0}
-#: What decides a trial, besides its frame, its look, the side of the right object and how long the episode lasts.
+#: What decides a trial, besides its frame, its look, the side of the correct object and how long the episode lasts.
 _DECIDES = ("x", "y", "z", "vx", "vy", "vz", "yaw", "pitch", "thrown", "room", "time", "taken")
 #: States whose actions are remembered; then all are forgotten, and trials in progress are played by the script. Random
 #: looks have a pace of their own in every episode.
@@ -134,12 +134,12 @@ class Planner:
         return order[np.sort(firsts)[: self.beam]]
 
     def _remaining(self, state: level.State) -> NDArray[np.float64]:
-        """About the way in u to the right object's zone; see `_way`."""
+        """About the way in u to the correct object's zone; see `_way`."""
         plan = self.plan
         from_x, to_x, half_y = plan.pickup
-        right_object = plan.choices[1 - state.match_side]
-        x = right_object[:, 0]
-        y = right_object[:, 1]
+        correct_object = plan.choices[1 - state.match_side]
+        x = correct_object[:, 0]
+        y = correct_object[:, 1]
         along = np.stack([from_x + x, to_x + x], axis=1)
         across = np.stack([y - half_y, y + half_y], axis=1)
 
@@ -176,9 +176,9 @@ class Planner:
         along: NDArray[np.float64],
         across: NDArray[np.float64],
     ) -> NDArray[np.float64]:
-        """The distance [N] to boxes (x in along [N or 1, 2], y in across), and what is lost to a player who runs.
+        """The distance [N] to boxes (x in along [N or 1, 2], y in across), plus that lost until the player runs.
 
-        Who has the speed v towards the box is v / `FRICTION` ahead of one who begins to run.
+        From the speed v towards the box to full speed, a player loses (full speed - v) / `FRICTION`.
         """
         dx = np.clip(x, along[:, 0], along[:, 1]) - x
         dy = np.clip(y, across[:, 0], across[:, 1]) - y
