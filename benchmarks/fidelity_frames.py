@@ -22,8 +22,8 @@ EVERY = 4  # frames between pictures
 ACROSS = 8  # pictures in a row
 HEIGHT = 72
 WIDTH = 96
-#: Height of the player's origin above his feet in Lab, and of a standing player above the floor.
 ORIGIN = 24.125
+"""Height of the player's origin above his feet in Lab, and of a standing player above the floor."""
 REGIONS = ("sky", "wall", "floor", "pad", "object", "hud")
 
 

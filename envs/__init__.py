@@ -19,11 +19,29 @@ if TYPE_CHECKING:
     from envs.scores import chance_of_choice, mean_normalised, reference_scores
     from envs.specs import foreign_code, held_out, parse_spec, require_consent, tasks, untaught
 
-__all__ = ["EnvironmentFailed", "EnvironmentLost", "WrongOutput", "limit_calls"]
-__all__ += ["ActionVector", "Choice", "Numbers"]
-__all__ += ["drawing", "make_device", "make_vector", "prepare", "with_view"]
-__all__ += ["chance_of_choice", "mean_normalised", "reference_scores"]
-__all__ += ["foreign_code", "held_out", "parse_spec", "require_consent", "tasks", "untaught"]
+__all__ = [
+    "ActionVector",
+    "Choice",
+    "EnvironmentFailed",
+    "EnvironmentLost",
+    "Numbers",
+    "WrongOutput",
+    "chance_of_choice",
+    "drawing",
+    "foreign_code",
+    "held_out",
+    "limit_calls",
+    "make_device",
+    "make_vector",
+    "mean_normalised",
+    "parse_spec",
+    "prepare",
+    "reference_scores",
+    "require_consent",
+    "tasks",
+    "untaught",
+    "with_view",
+]
 
 names.register()
 

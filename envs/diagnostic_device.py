@@ -54,10 +54,10 @@ class DeviceRecall(DeviceEnv):
         self._seen[:, -1] = time == self.delay
 
 
-#: The constants of `envs.batched` as int64, in which sums and products have the same bits as in uint64.
 _GOLDEN = 0x9E3779B97F4A7C15 - 2**64
 _MIX_1 = 0xBF58476D1CE4E5B9 - 2**64
 _MIX_2 = 0x94D049BB133111EB - 2**64
+"""The constants of `envs.batched` as int64, in which sums and products have the same bits as in uint64."""
 
 
 def _shifted(z: Tensor, bits: int) -> Tensor:

@@ -23,17 +23,29 @@ from envs.processes import batch
 from envs.words import VOCABULARY, hash_words
 
 FRAMES_PER_SECOND = 60
-#: The level whose rewards identify correct and wrong choices.
 NONMATCHING = PATH + "rooms_select_nonmatching_object"
-#: Lab's mixer seeds [0, 2^32) divide its seeds [0, 2^31) into disjoint sets. This one is that of DeepMind's
-#: evaluations; training uses the upper half.
+"""The level whose rewards identify correct and wrong choices."""
 TEST_MIXER, TRAINING_MIXERS = 0x600D5EED, 1 << 31
+"""Lab's mixer seeds [0, 2^32) divide its seeds [0, 2^31) into disjoint sets. This one is that of DeepMind's
+evaluations; training uses the upper half."""
 SEEDS = STREAMS = 1 << 31
-#: Fields of a spec: arguments of `make` and `DMLabEnv`.
-FIELDS: tuple[str, ...] = ("image_height", "image_width", "shrink", "action_repeat", "actions", "instruction", "test")
-FIELDS += ("stream", "dataset", "renderer", "cache_gigabytes", "processes")
-#: Rows and columns of a view, pixels, and how many times as high and wide as an observation it can be.
+FIELDS = (
+    "image_height",
+    "image_width",
+    "shrink",
+    "action_repeat",
+    "actions",
+    "instruction",
+    "test",
+    "stream",
+    "dataset",
+    "renderer",
+    "cache_gigabytes",
+    "processes",
+)
+"""Fields of a spec: arguments of `make` and `DMLabEnv`."""
 HEIGHT, WIDTH, SHRINKS = 72, 96, range(1, 9)
+"""Rows and columns of a view, pixels, and how many times as high and wide as an observation it can be."""
 _IMAGE, _INSTRUCTION = "RGB_INTERLEAVED", "INSTR"
 
 Observation = NDArray[np.uint8] | dict[str, NDArray[Any]]

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
 STEP_SECONDS = 300.0  # longest duration of a call, unless `limit_calls` sets another: the first one may compile
 FRAMES = 4  # of a traceback that errors show
-#: Packages whose frames are not an environment's code, except for gymnasium's own environments.
 OURS = {"envs", "actors", "commands", "gymnasium", *sys.stdlib_module_names}
+"""Packages whose frames are not an environment's code, except for gymnasium's own environments."""
 
 
 class EnvironmentFailed(RuntimeError):

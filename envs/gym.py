@@ -25,8 +25,6 @@ from envs.outputs import checked
 
 Env = gymnasium.Env[Any, Any]
 EXTRA = "pip install -e '.[envs]'"
-#: Module -> the ids that it registers when it is imported (how they begin), and the command that installs it. Runs of
-#: other people may name these modules. memory-gym pins other releases of gymnasium and pygame, but works with these.
 PACKAGES: dict[str, tuple[str, str]] = {
     "minigrid": ("MiniGrid-|BabyAI-", EXTRA),
     "popgym": ("popgym-", EXTRA),
@@ -39,8 +37,10 @@ PACKAGES: dict[str, tuple[str, str]] = {
     "vizdoom.gymnasium_wrapper": ("Vizdoom", "pip install vizdoom"),
     "shimmy": ("bsuite/|dm_control/", "pip install 'shimmy[bsuite,dm-control]'"),
 }
-#: One-hot bits of a cell of MiniGrid's view: its kind (11), colour (6) and state (3).
+"""Module -> the ids that it registers when it is imported (how they begin), and the command that installs it. Runs of
+other people may name these modules. memory-gym pins other releases of gymnasium and pygame, but works with these."""
 MINIGRID_BITS = (11, 6, 3)
+"""One-hot bits of a cell of MiniGrid's view: its kind (11), colour (6) and state (3)."""
 MISSION_CHARACTERS = 1000
 """More than a mission of BabyAI has."""
 

@@ -6,20 +6,38 @@ Both the adapter of the engine (`dmlab.py`) and the re-created level (`rooms/`) 
 import numpy as np
 from numpy.typing import NDArray
 
-#: The nine actions of IMPALA's code. An action is a set of motions, joined by ", ".
 NINE = (
-    *("forward", "backward", "strafe left", "strafe right"),
-    *("look left", "look right", "look left, forward", "look right, forward", "fire"),
+    "forward",
+    "backward",
+    "strafe left",
+    "strafe right",
+    "look left",
+    "look right",
+    "look left, forward",
+    "look right, forward",
+    "fire",
 )
-#: The fifteen actions of Hessel et al. 2019 (PopArt) and most later work.
+"""The nine actions of IMPALA's code. An action is a set of motions, joined by ", "."""
 FIFTEEN = (
-    *NINE[:6],
-    *("look far left", "look far right", "look down", "look up"),
-    *("look left, forward", "look right, forward", "look far left, forward", "look far right, forward", "fire"),
+    "forward",
+    "backward",
+    "strafe left",
+    "strafe right",
+    "look left",
+    "look right",
+    "look far left",
+    "look far right",
+    "look down",
+    "look up",
+    "look left, forward",
+    "look right, forward",
+    "look far left, forward",
+    "look far right, forward",
+    "fire",
 )
-#: Names of the actions, and look pixels a frame, by the name of the set.
+"""The fifteen actions of Hessel et al. 2019 (PopArt) and most later work."""
 ACTION_SETS = {"nine": (NINE, 20), "fifteen": (FIFTEEN, 10)}
-#: Column of a row of `action_rows`, and sign, of each motion.
+"""Names of the actions, and look pixels a frame, by the name of the set."""
 _MOTIONS = {
     "look left": (0, -1),
     "look right": (0, 1),
@@ -33,6 +51,7 @@ _MOTIONS = {
     "backward": (3, -1),
     "fire": (4, 1),
 }
+"""Column of a row of `action_rows`, and sign, of each motion."""
 
 
 def action_rows(names: tuple[str, ...], look_pixels: int, far_pixels: int = 60) -> NDArray[np.intc]:
@@ -53,5 +72,5 @@ def action_rows(names: tuple[str, ...], look_pixels: int, far_pixels: int = 60) 
     return rows
 
 
-#: Number of words of an instruction that are kept; all instructions of DMLab-30 are shorter.
 INSTRUCTION_WORDS = 16
+"""Number of words of an instruction that are kept; all instructions of DMLab-30 are shorter."""

@@ -11,10 +11,22 @@ from collections.abc import Mapping
 import gymnasium
 
 ROOMS = (
-    *("full", "full-half", "transfer", "transfer-choose", "unseen"),
-    *("full-recall-112", "full-recall-192", "full-recall-292", "full-recall-532"),
-    *("small", "small-recall", "small-recall-long"),
-    *("small-recall-18", "small-recall-34", "small-recall-66", "small-recall-130"),
+    "full",
+    "full-half",
+    "transfer",
+    "transfer-choose",
+    "unseen",
+    "full-recall-112",
+    "full-recall-192",
+    "full-recall-292",
+    "full-recall-532",
+    "small",
+    "small-recall",
+    "small-recall-long",
+    "small-recall-18",
+    "small-recall-34",
+    "small-recall-66",
+    "small-recall-130",
 )
 """The variants of `envs.rooms.VARIANTS`."""
 

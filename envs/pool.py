@@ -23,16 +23,30 @@ from envs.processes import ProcessVectorEnv
 
 INSTALLATION = "pip install -e '.[envpool]'"
 SEEDS = 2**31
-#: Limits of fields that many environments have, and that EnvPool does not check.
 ALLOWED = {"num_threads": (1, 1024), "frame_skip": (1, 1000), "max_episode_steps": (1, 10**9)}
-#: Fields that the adapter chooses, and those that name what a pool plays: the id does.
-RESERVED = {"num_envs", "batch_size", "num_threads", "max_num_players", "thread_affinity_offset", "seed", "env_seed"}
-RESERVED |= {"base_path", "gym_reset_return_info", "task", "task_name", "env_name"}
-#: Names of fields that name files and programs.
+"""Limits of fields that many environments have, and that EnvPool does not check."""
+RESERVED = {
+    # What the adapter chooses.
+    "num_envs",
+    "batch_size",
+    "num_threads",
+    "max_num_players",
+    "thread_affinity_offset",
+    "seed",
+    "env_seed",
+    "base_path",
+    "gym_reset_return_info",
+    # What a pool plays: the id says it.
+    "task",
+    "task_name",
+    "env_name",
+}
+"""Fields that users may not set."""
 FILES = re.compile(r".*_(path|file|dir|args)")
+"""Names of fields that name files and programs."""
 WORD = re.compile(r"[\w-]*")
-#: Fields of images and stacks of frames: their frames are counted as in papers about Atari and VizDoom.
 STACK = "stack_num"
+"""Fields of images and stacks of frames: their frames are counted as in papers about Atari and VizDoom."""
 MINIGRID = ("MiniGrid-", "BabyAI-")
 MISSIONS = 16
 """How many episodes show whether MiniGrid's missions differ by episode."""

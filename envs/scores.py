@@ -11,13 +11,10 @@ from envs.registry import diagnostic_task
 from envs.rooms.config import VARIANTS
 from envs.specs import parse_spec
 
-#: The level of DMLab-30 that is re-created, and what the oracle that plans (`rooms.planner`) scores there: the same for
-#: every seed, and with nine and fifteen actions.
 LEVEL, ORACLE = BY_NAME["rooms_select_nonmatching_object"], 77.0
+"""The level of DMLab-30 that is re-created, and what the oracle that plans (`rooms.planner`) scores there: the same for
+every seed, and with nine and fifteen actions."""
 
-#: Measured score per episode by variant: of the oracle (64 episodes, all equal; small-recall and -long: 8192 episodes,
-#: standard errors 0.3 and 0.2; transfer: 256, 0.08) and of uniform random actions (65536 episodes of "full", standard
-#: error 0.03; 32768 of the others, 0.03 to 0.12).
 MEASURED: dict[str, dict[str, float]] = {
     "full": {"oracle": 77.0, "random": 0.82},
     "transfer": {"oracle": 76.8, "random": 0.81},
@@ -36,6 +33,9 @@ MEASURED: dict[str, dict[str, float]] = {
     "small-recall-66": {"oracle": 50.0, "random": 20.21},
     "small-recall-130": {"oracle": 20.0, "random": 8.11},
 }
+"""Measured score per episode by variant: of the oracle (64 episodes, all equal; small-recall and -long: 8192 episodes,
+standard errors 0.3 and 0.2; transfer: 256, 0.08) and of uniform random actions (65536 episodes of "full", standard
+error 0.03; 32768 of the others, 0.03 to 0.12)."""
 
 
 def reference_scores(spec: str) -> dict[str, float | None]:

@@ -29,11 +29,31 @@ from storage.run import Run
 from training.console import program
 
 MIME_TYPES = {".html": "text/html; charset=utf-8", ".mp4": "video/mp4"}
-OWN = "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data:; media-src 'self'; "
-OWN += "connect-src 'self'; frame-ancestors 'none'; base-uri 'none'; form-action 'none'"
-FOREIGN = "sandbox allow-scripts; default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; "
-FOREIGN += "img-src data: blob:; media-src data: blob:"
-"""What a browser may do for pages of ours, and for files of runs, which others may have made."""
+OWN_POLICY = "; ".join(
+    [
+        "default-src 'none'",
+        "script-src 'unsafe-inline'",
+        "style-src 'unsafe-inline'",
+        "img-src data:",
+        "media-src 'self'",
+        "connect-src 'self'",
+        "frame-ancestors 'none'",
+        "base-uri 'none'",
+        "form-action 'none'",
+    ]
+)
+"""The content security policy of pages of ours: what a browser may do for them."""
+FOREIGN_POLICY = "; ".join(
+    [
+        "sandbox allow-scripts",
+        "default-src 'none'",
+        "script-src 'unsafe-inline'",
+        "style-src 'unsafe-inline'",
+        "img-src data: blob:",
+        "media-src data: blob:",
+    ]
+)
+"""The same for files of runs, which others may have made."""
 BLOCK = 1 << 20
 """Bytes of a file that are read at a time."""
 COLUMNS = [
@@ -230,7 +250,7 @@ class _Handler(BaseHTTPRequestHandler):
             path = urllib.parse.unquote(address.path, errors="surrogateescape").lstrip("/")
             query = urllib.parse.parse_qs(address.query, keep_blank_values=True, errors="surrogateescape")
             if found := self._page(path, query):
-                return self._answer(found.encode(), MIME_TYPES[".html"], OWN)
+                return self._answer(found.encode(), MIME_TYPES[".html"], OWN_POLICY)
             if not self._file(path):
                 self.send_error(HTTPStatus.NOT_FOUND, "no such run, page or video")
         except (BrokenPipeError, ConnectionResetError):
@@ -269,7 +289,7 @@ class _Handler(BaseHTTPRequestHandler):
             begin, end = (int(part[1]), min(int(part[2] or size) + 1, size)) if part else (0, size)
             part, begin, end = (part, begin, end) if begin < end else (None, 0, size)
             opened.seek(begin)
-            self._begin(end - begin, kind, FOREIGN, f"bytes {begin}-{end - 1}/{size}" if part else "")
+            self._begin(end - begin, kind, FOREIGN_POLICY, f"bytes {begin}-{end - 1}/{size}" if part else "")
             for place in range(begin, end, BLOCK):  # not at once: a file of a stranger may be larger than the memory
                 self.wfile.write(opened.read(min(BLOCK, end - place)))
         return True

@@ -12,17 +12,17 @@ from envs.rooms.surfaces import FAMILIES
 
 RGB = tuple[int, int, int]
 
-#: The three glow colours of the level.
 LEVEL_COLOURS: tuple[RGB, ...] = ((250, 50, 135), (125, 208, 236), (88, 230, 150))
-#: Red, yellow and green, for images of a few hundred pixels: far apart in RGB and, but for the last two, in brightness.
+"""The three glow colours of the level."""
 DISTINCT_COLOURS: tuple[RGB, ...] = ((255, 0, 60), (255, 235, 0), (0, 255, 70))
+"""Red, yellow and green, for images of a few hundred pixels: far apart in RGB and, but for the last two, in
+brightness."""
 _NAMES = dict(zip(LEVEL_COLOURS + DISTINCT_COLOURS, ("pink", "light blue", "green", "red", "yellow", "bright green")))
 
-#: The level's own look, and groups of random ones.
 LOOKS = ("own", *FAMILIES)
-#: No field of a config is larger: compiled code counts in 64 bits, and sums of such numbers stay exact.
+"""The level's own look, and groups of random ones."""
 MOST = 10**9
-#: Least and greatest value of fields whose range is smaller; the player is 30 u wide.
+"""No field of a config is larger: compiled code counts in 64 bits, and sums of such numbers stay exact."""
 RANGES: dict[str, tuple[float, float]] = {
     **dict.fromkeys(("image_height", "image_width"), (8, 1024)),
     **dict.fromkeys(("action_repeat", "episode_frames"), (1, MOST)),
@@ -38,8 +38,9 @@ RANGES: dict[str, tuple[float, float]] = {
     "glow_pulse": (0, 1),
     "look_pixels": (0, 512),
 }
-#: Fields that may not be 0 either.
+"""Least and greatest value of fields whose range is smaller; the player is 30 u wide."""
 POSITIVE = ("pickup_scale", "spin_seconds", "eye_height", "run_speed")
+"""Fields that may not be 0 either."""
 _FIELD_TYPES: dict[Any, Any] = {
     float: ((int, float), "a number"),
     int: (int, "an integer"),
@@ -202,14 +203,6 @@ _SMALL_RECALL = dataclasses.replace(
     reward_wrong=0.0,
 )
 
-#: The named variants. "full" is the level, and "full-half" the same at 36 x 48 pixels, each the mean of four of the
-#: level's. "transfer" is "full-half" with random looks, for agents that are meant to play in the real level;
-#: "transfer-choose" and "unseen" have surfaces of families that "transfer" does not show. "small" has the structure of
-#: "full", and can be learned on a CPU in minutes: shorter ways, larger and more saturated objects that differ in colour
-#: alone, and no head-up display.
-#: A number at the end is the number of steps that a memory has to bridge (`envs.rooms.memory_spans`): "full-recall-N"
-#: shows many examples before the choices. "small-recall" shows one of two objects; after a delay of 2, 4, 8, 16, 32 or
-#: 64 steps ("-long": 16 to 128) the player is thrown between the choices; one step to the correct side is the answer.
 VARIANTS: dict[str, RoomsConfig] = {
     "full": _FULL,
     "full-half": _HALF,
@@ -230,6 +223,16 @@ VARIANTS: dict[str, RoomsConfig] = {
         for span, frames in ((18, 64), (34, 128), (66, 256), (130, 512))
     },
 }
+"""The named variants. "full" is the level, and "full-half" the same at 36 x 48 pixels, each the mean of four of the
+level's. "transfer" is "full-half" with random looks, for agents that are meant to play in the real level;
+"transfer-choose" and "unseen" have surfaces of families that "transfer" does not show. "small" has the structure of
+"full", and can be learned on a CPU in minutes: shorter ways, larger and more saturated objects that differ in colour
+alone, and no head-up display.
+
+A number at the end is the number of steps that a memory has to bridge (`envs.rooms.memory_spans`): "full-recall-N"
+shows many examples before the choices. "small-recall" shows one of two objects; after a delay of 2, 4, 8, 16, 32 or 64
+steps ("-long": 16 to 128) the player is thrown between the choices; one step to the correct side is the answer.
+"""
 
 
 def resolve(config: RoomsConfig | str) -> RoomsConfig:

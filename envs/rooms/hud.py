@@ -12,21 +12,31 @@ from envs.rooms import level
 from envs.rooms.look import Look
 from envs.rooms.physics import FRAME_SECONDS, FRAMES_PER_SECOND
 
-#: Patches: row, column, rows and columns in 1/72 of the height and 1/96 of the width, red, green, blue, strength 0..1.
 PATCHES = np.array(
     [
-        *((65, 2, 7, 13, 110, 75, 5, 0.55), (65, 28, 7, 14, 105, 100, 105, 0.45)),  # behind the two numbers
-        *((65, 16, 4, 5, 150, 255, 255, 1.0), (66, 21, 2, 1, 120, 220, 220, 0.4)),  # a small icon with two holes
-        *((66, 17, 1, 1, 150, 110, 50, 0.9), (67, 18, 1, 1, 150, 110, 50, 0.9)),
-        *((57, 43, 5, 3, 228, 225, 222, 0.4), (58, 43, 3, 3, 228, 225, 222, 0.6)),  # a hand
-        *((56, 47, 1, 6, 110, 200, 190, 0.4), (57, 47, 5, 1, 110, 200, 190, 0.35)),
-        (61, 90, 3, 6, 25, 65, 225, 0.47),  # behind the score
+        # Behind the two numbers.
+        (65, 2, 7, 13, 110, 75, 5, 0.55),
+        (65, 28, 7, 14, 105, 100, 105, 0.45),
+        # A small icon with two holes.
+        (65, 16, 4, 5, 150, 255, 255, 1.0),
+        (66, 21, 2, 1, 120, 220, 220, 0.4),
+        (66, 17, 1, 1, 150, 110, 50, 0.9),
+        (67, 18, 1, 1, 150, 110, 50, 0.9),
+        # A hand.
+        (57, 43, 5, 3, 228, 225, 222, 0.4),
+        (58, 43, 3, 3, 228, 225, 222, 0.6),
+        (56, 47, 1, 6, 110, 200, 190, 0.4),
+        (57, 47, 5, 1, 110, 200, 190, 0.35),
+        # Behind the score.
+        (61, 90, 3, 6, 25, 65, 225, 0.47),
     ]
 )
-#: Row and column of the disc's middle and its radius.
+"""Patches: row, column, rows and columns in 1/72 of the height and 1/96 of the width, red, green, blue, strength
+0..1."""
 DISC = (67.5, 46.5, 3.6)
-#: Glyphs of 3 x 5 pixels, a row per octal digit: the digits 0..9, then minus.
+"""Row and column of the disc's middle and its radius."""
 _GLYPHS = "75557 26227 71747 71717 55711 74717 74757 71222 75757 75717 00700"
+"""Glyphs of 3 x 5 pixels, a row per octal digit: the digits 0..9, then minus."""
 MINUS = 10
 
 

@@ -16,8 +16,8 @@ from envs.rooms.level import Level, State
 from envs.rooms.render import Scene
 
 SIMULATED = bool(numba.config.ENABLE_CUDASIM)  # type: ignore[attr-defined]
-#: Threads of a block, where a view has as many columns.
 THREADS = 128
+"""Threads of a block, where a view has as many columns."""
 
 try:
     import numba_cuda  # noqa: F401 (it takes the place of numba's own `numba.cuda`, which is not maintained)

@@ -15,35 +15,57 @@ from envs.lab_interface import ACTION_SETS, action_rows
 from envs.rooms import look, physics
 from envs.rooms.config import RoomsConfig
 
-#: Values of `State.room`. CHOSEN is room 2 in the frame of the reward for an object, before the next visit. In the DARK
-#: the view is black and the player does not move. GREY is room 1 in the frame in which the player touched the pad.
 ROOM_1, ROOM_2, CHOSEN, DARK, GREY = 0, 1, 2, 3, 4
+"""Values of `State.room`. CHOSEN is room 2 in the frame of the reward for an object, before the next visit. In the DARK
+the view is black and the player does not move. GREY is room 1 in the frame in which the player touched the pad."""
 
-#: x0, y0, x1, y1 of the box around each room. Room 2 is an alcove (x 256..384, y -128..0) that opens into a hall.
 BOUNDS = ((-256, -256, 128, 128), (256, -248, 640, 128))
-#: Walls a view may meet, by room: (0 if at a fixed x, 1 if at a fixed y; that coordinate; from; to).
+"""x0, y0, x1, y1 of the box around each room. Room 2 is an alcove (x 256..384, y -128..0) that opens into a hall."""
 WALLS = (
-    ((0, -256, -256, 128), (0, 128, -256, 128), (1, -256, -256, 128), (1, 128, -256, 128)),
     (
-        *((0, 256, -128, 0), (1, -128, 256, 384), (1, 0, 256, 384)),  # the alcove
-        *((0, 384, -248, -128), (0, 384, 0, 128), (1, -248, 384, 640), (1, 128, 384, 640), (0, 640, -248, 128)),
+        (0, -256, -256, 128),
+        (0, 128, -256, 128),
+        (1, -256, -256, 128),
+        (1, 128, -256, 128),
+    ),
+    (
+        # The alcove.
+        (0, 256, -128, 0),
+        (1, -128, 256, 384),
+        (1, 0, 256, 384),
+        # The hall.
+        (0, 384, -248, -128),
+        (0, 384, 0, 128),
+        (1, -248, 384, 640),
+        (1, 128, 384, 640),
+        (0, 640, -248, 128),
     ),
 )
-#: All solids, x0, y0, x1, y1: beyond and between the rooms, beside the alcove, and the two invisible fences.
+"""Walls a view may meet, by room: (0 if at a fixed x, 1 if at a fixed y; that coordinate; from; to)."""
 SOLIDS = (
-    *((-9999, -9999, -256, 9999), (128, -9999, 256, 9999), (640, -9999, 9999, 9999), (-9999, 128, 9999, 9999)),
-    *((-9999, -9999, 128, -256), (256, -9999, 9999, -248)),
-    *((256, -248, 384, -128), (256, 0, 384, 128)),
-    *((0, 24, 80, 104), (0, -232, 80, -152)),
+    # Beyond and between the rooms.
+    (-9999, -9999, -256, 9999),
+    (128, -9999, 256, 9999),
+    (640, -9999, 9999, 9999),
+    (-9999, 128, 9999, 9999),
+    (-9999, -9999, 128, -256),
+    (256, -9999, 9999, -248),
+    # Beside the alcove.
+    (256, -248, 384, -128),
+    (256, 0, 384, 128),
+    # The two invisible fences.
+    (0, 24, 80, 104),
+    (0, -232, 80, -152),
 )
+"""All solids, x0, y0, x1, y1."""
 START = (-232, -64)
 ARRIVAL = (288, -64)
 PAD = (40, -88, 88, -40)
-#: Positions by side (0 left, 1 right) of the example and of the two choices.
 EXAMPLES = ((40, 64), (40, -192))
 CHOICES = ((600, 64), (600, -192))
-#: Pickup zone, player minus object: dx from, dx to, |dy| up to.
+"""Positions by side (0 left, 1 right) of the example and of the two choices."""
 PICKUP = (-50.0, 44.0, 36.0)
+"""Pickup zone, player minus object: dx from, dx to, |dy| up to."""
 
 
 class Level(NamedTuple):

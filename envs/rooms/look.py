@@ -10,8 +10,9 @@ from numba.extending import register_jitable
 
 from envs.batched import GOLDEN, mixed
 
-#: Colour of the display's disc as it was measured. It comes from one of the files that the measured build of Lab lacks.
 DISC = (241.0, 255.0, 255.0)
+"""Colour of the display's disc as it was measured. It comes from one of the files that the measured build of Lab
+lacks."""
 
 
 class Look(NamedTuple):

@@ -12,26 +12,26 @@ from numba.extending import register_jitable
 from numpy.typing import NDArray
 
 FRAMES_PER_SECOND = 60
-#: The engine's time of a frame: 0.96 of a sixtieth of a second. Motion, spin, bobbing and pulse follow this clock.
 FRAME_SECONDS = 0.016
-#: Milliseconds between frames of the engine's server.
+"""The engine's time of a frame: 0.96 of a sixtieth of a second. Motion, spin, bobbing and pulse follow this clock."""
 SERVER_FRAME = 50
-#: Where the engine's clocks (ms) stand when a level has been loaded: the player's moves, and the server's frames.
+"""Milliseconds between frames of the engine's server."""
 LOADED = 447
 SERVER_LOADED = 400
+"""Where the engine's clocks (ms) stand when a level has been loaded: the player's moves, and the server's frames."""
 GRAVITY = 800.0
 ACCELERATION = 10.0
 AIR_ACCELERATION = 1.0
 FRICTION = 6.0
 STOP_SPEED = 100.0
-#: A player so far above the floor or less stands on it.
 GROUND = 0.25
+"""A player so far above the floor or less stands on it."""
 HALF_WIDTH = 15.0
-#: The engine stops a player so far from a wall.
 WALL_GAP = 0.125
+"""The engine stops a player so far from a wall."""
 DEGREES_PER_PIXEL = 0.1056
-#: The engine moves along directions of 16 bits.
 ANGLE_STEP = 360.0 / 65536
+"""The engine moves along directions of 16 bits."""
 PITCH_LIMIT = 16000 * ANGLE_STEP
 
 

@@ -17,19 +17,20 @@ from envs.rooms.config import RoomsConfig
 from envs.rooms.oracle import oracle_actions
 from envs.rooms.physics import FRAME_SECONDS, FRICTION
 
-#: Series of actions that are kept at every step of a search.
 BEAM = 512
-#: A search looks so many frames ahead. If it finds no reward there, the best series so far is played, then the script.
+"""Series of actions that are kept at every step of a search."""
 MOST_FRAMES = 512
-#: A trial is planned where so many of its frames have passed or fewer.
+"""A search looks so many frames ahead. If it finds no reward there, the best series so far is played, then the
+script."""
 FRESH_FRAMES = 8
-#: Of two states that differ by less in x and y (u), vx and vy (u/s) and yaw (degrees) the better one is kept.
+"""A trial is planned where so many of its frames have passed or fewer."""
 ALIKE = {"x": 3.0, "y": 3.0, "vx": 16.0, "vy": 16.0, "yaw": 4.0}
-#: What decides a trial, besides its frame, its look, the side of the correct object and how long the episode lasts.
+"""Of two states that differ by less in x and y (u), vx and vy (u/s) and yaw (degrees) the better one is kept."""
 _DECIDES = ("x", "y", "z", "vx", "vy", "vz", "yaw", "pitch", "thrown", "room", "time", "taken")
-#: States whose actions are remembered; then all are forgotten, and trials in progress are played by the script. Random
-#: looks have a pace of their own in every episode.
+"""What decides a trial, besides its frame, its look, the side of the correct object and how long the episode lasts."""
 MOST_KNOWN = 100_000
+"""States whose actions are remembered; then all are forgotten, and trials in progress are played by the script. Random
+looks have a pace of their own in every episode."""
 
 
 def is_planned(config: RoomsConfig) -> bool:

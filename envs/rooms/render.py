@@ -28,32 +28,33 @@ from envs.rooms.textures import (
     WALL_TEXEL,
 )
 
-#: Size in u of one unit of `shapes.distances` at object scale 1.
 UNIT = 16.0
-#: Periods of an object's bobbing and of its pulse.
+"""Size in u of one unit of `shapes.distances` at object scale 1."""
 BOB_SECONDS = 1.257
 PULSE_SECONDS = 5.0
-#: Frames in which an object grows to its full size.
+"""Periods of an object's bobbing and of its pulse."""
 GROWTH_FRAMES = 34.0
-#: Pads: half width of the octagon and height, of those under the objects and of the teleporter; measured.
+"""Frames in which an object grows to its full size."""
 PADS = ((24.5, 8.0), (23.5, 9.0))
+"""Pads: half width of the octagon and height, of those under the objects and of the teleporter; measured."""
 PAD_GLOW = ((34.0, 176.0, 180.0), (134.0, 50.0, 214.0))
-#: Shades of gray of a pad's side and top, where they do not glow.
 PAD_SIDE = 88.0
 PAD_TOP = 250.0
-#: Directions across the four strips of which an octagon is the intersection.
+"""Shades of gray of a pad's side and top, where they do not glow."""
 STRIPS = ((1.0, 0.0), (0.0, 1.0), (math.sqrt(0.5), math.sqrt(0.5)), (math.sqrt(0.5), -math.sqrt(0.5)))
-#: u per pixel from which a pad fades to its mean colour, and at which it shows that alone.
+"""Directions across the four strips of which an octagon is the intersection."""
 PAD_FADE = (1.2, 4.5)
+"""u per pixel from which a pad fades to its mean colour, and at which it shows that alone."""
 PAD_MEAN = ((76.0, 124.0, 128.0), (122.0, 62.0, 165.0))
-#: Walls darken over this many u towards their corners, to this share of their brightness.
 CORNER = 100.0
 CORNER_LIGHT = 0.62
-#: The two rings around the start: their radius in u, and the frames in which they fade.
+"""Walls darken over this many u towards their corners, to this share of their brightness."""
 RING_RADIUS = 23.0
 RING_FRAMES = 28
-#: For each ring: the heights in u from which and to which it moves, the frames that takes, and what it adds to colours.
+"""The two rings around the start: their radius in u, and the frames in which they fade."""
 RINGS = ((42.3, 40.5, 4.0, (85.0, 125.0, 110.0)), (62.0, 98.0, 28.0, (100.0, 100.0, 100.0)))
+"""For each ring: the heights in u from which and to which it moves, the frames that takes, and what it adds to
+colours."""
 
 
 class Scene(NamedTuple):

@@ -9,8 +9,8 @@ from typing import NamedTuple
 
 from numba.extending import register_jitable
 
-#: Distance from a surface, in a shape's units, that counts as on it.
 NEAR = 0.02
+"""Distance from a surface, in a shape's units, that counts as on it."""
 
 
 class Shape(NamedTuple):

@@ -15,11 +15,11 @@ Floats = NDArray[np.float64]
 Pattern = Callable[[Floats, Floats, np.random.Generator], Floats]
 """Takes points (x, y) in u to shades in 0..1."""
 
-#: The u after which noise repeats: walls repeat one tile of this length.
 PERIOD = 64
-#: Least and greatest brightness of a surface's colours, 0..1: objects' glow is brighter.
+"""The u after which noise repeats: walls repeat one tile of this length."""
 DARKEST = 0.1
 BRIGHTEST = 0.75
+"""Least and greatest brightness of a surface's colours, 0..1: objects' glow is brighter."""
 
 
 def hexagons(x: Floats, y: Floats, length: float, width: float) -> tuple[Floats, Floats]:

@@ -14,39 +14,43 @@ from numpy.typing import NDArray
 from envs.rooms import level
 from envs.rooms.surfaces import FAMILIES, Floats, colour, hexagons, noise, surface
 
-#: u per texel of floors and of walls.
 TEXEL = 2.0
 WALL_TEXEL = 1.0
-#: Degrees of blur, each twice as coarse.
+"""u per texel of floors and of walls."""
 LEVELS = 5
-#: Texels of a wall's tile along the wall and downward; one tile is as high as the wall.
+"""Degrees of blur, each twice as coarse."""
 TILE = 64
 TILE_ROWS = 128
-#: The panorama hangs on a cylinder of this radius around this point, in u; its rows cover heights of 0..SKY_HEIGHT
-#: radii above the floor. So the rim above the walls grows a little as one walks towards it.
+"""Texels of a wall's tile along the wall and downward; one tile is as high as the wall."""
 SKY_ROWS = 64
 SKY_COLUMNS = 512
 SKY_HEIGHT = 0.96
 SKY_RADIUS = 3400.0
 SKY_CENTRE = (400.0, -64.0)
-#: Numbers of random floors, walls and skies that an episode picks from.
+"""The panorama hangs on a cylinder of this radius around this point, in u; its rows cover heights of 0..SKY_HEIGHT
+radii above the floor. So the rim above the walls grows a little as one walks towards it."""
 FLOORS = 56
 WALLS = 140
 SKIES = 48
-#: In the group "train" every so many-th of them is the level's own pattern in other colours.
+"""Numbers of random floors, walls and skies that an episode picks from."""
 OWN_EVERY = 3
-#: Pillars, far behind the rim: azimuths in degrees from and to (left positive), height of the top, brightness. None
-#: within 45 degrees of +x: the picture of the sky there is one of the files that the measured build of Lab lacks.
+"""In the group "train" every so many-th of them is the level's own pattern in other colours."""
 PILLARS = (
-    *((52.1, 56.6, 0.67, 76), (69.9, 81.4, 0.64, 76), (84.3, 87.3, 1.0, 6), (-86.3, -82.9, 1.0, 2)),
-    *((140.0, 146.0, 0.7, 76), (-152.0, -148.0, 0.8, 78)),
+    (52.1, 56.6, 0.67, 76),
+    (69.9, 81.4, 0.64, 76),
+    (84.3, 87.3, 1.0, 6),
+    (-86.3, -82.9, 1.0, 2),
+    (140.0, 146.0, 0.7, 76),
+    (-152.0, -148.0, 0.8, 78),
 )
-#: Random skies have up to so many pillars more, anywhere.
+"""Pillars, far behind the rim: azimuths in degrees from and to (left positive), height of the top, brightness. None
+within 45 degrees of +x: the picture of the sky there is one of the files that the measured build of Lab lacks."""
 MORE_PILLARS = 4
-#: Beams: azimuth at heights 0.5 and 0.8.
+"""Random skies have up to so many pillars more, anywhere."""
 BEAMS = ((12.2, 10.3), (-52.0, -51.2), (83.5, 82.7), (-170.0, -168.0))
-#: x of a view in either room from which pillars and beams are painted as they are far away.
+"""Beams: azimuth at heights 0.5 and 0.8."""
 SKY_VIEWS = (-130.0, 400.0)
+"""x of a view in either room from which pillars and beams are painted as they are far away."""
 
 
 def blurred(texture: Floats) -> NDArray[np.uint8]:

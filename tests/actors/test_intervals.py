@@ -10,8 +10,8 @@ import pytest
 from actors.intervals import bootstrap_interval, mean_interval, share_interval, tail
 from reports.statistics import interquartile_mean, mean, probability_of_improvement
 
-#: Quantiles of Student's distribution at 0.975 by degrees of freedom, as tables have them.
 STUDENT = {2: 4.303, 3: 3.182, 4: 2.776, 7: 2.365, 10: 2.228, 23: 2.069, 120: 1.980}
+"""Quantiles of Student's distribution at 0.975 by degrees of freedom, as tables have them."""
 SIX = np.array([0.0, 1.0, 1.5, 4.0, 7.0, 20.0])
 
 
@@ -112,7 +112,6 @@ def test_a_share_of_all_or_nothing_has_an_exact_interval() -> None:
     assert share_interval(idle, idle)[1] == pytest.approx(0.025**0.5), "units without choices are no trials"
 
 
-#: How often intervals of 8 and of 24 units hold the mean, at least. Percentiles at 2.5 % do in 89 % of 8 normal ones.
 SCORES: dict[str, tuple[Callable, float, tuple[float, float]]] = {
     "normal": (lambda random, size: random.normal(size=size), 0.0, (0.92, 0.94)),
     "uniform": (lambda random, size: random.random(size), 0.5, (0.92, 0.93)),
@@ -121,6 +120,8 @@ SCORES: dict[str, tuple[Callable, float, tuple[float, float]]] = {
     "skewed": (lambda random, size: random.exponential(size=size), 1.0, (0.87, 0.91)),
     "even chance": (lambda random, size: random.integers(0, 2, size).astype(float), 0.5, (0.95, 0.94)),
 }
+"""How often intervals of 8 and of 24 units hold the mean, at least. Percentiles at 2.5 % do in 89 % of 8 normal
+ones."""
 
 
 @pytest.mark.parametrize("kind", SCORES)

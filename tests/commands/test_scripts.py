@@ -14,7 +14,6 @@ import reports.pages
 NODE = shutil.which("node") or shutil.which("nodejs")
 pytestmark = pytest.mark.skipif(NODE is None, reason="needs Node")
 SCRIPTS = ("charts.js", "memory.js", "choices.js", "actions.js", "episode.js")
-#: As much of a browser as the functions need: elements that keep what they are given.
 BROWSER = """
 const made = () => ({
   attributes: {}, children: [], style: {}, dataset: {}, value: "mean", clientWidth: 400, isConnected: true,
@@ -30,6 +29,7 @@ const window = { devicePixelRatio: 1, addEventListener() {} };
 class ResizeObserver { observe() {} }
 let DATA;
 """
+"""As much of a browser as the functions need: elements that keep what they are given."""
 
 
 def evaluated(*lines: str, **values: Any) -> Any:
@@ -134,13 +134,13 @@ def test_the_share_of_attention_to_some_steps() -> None:
     assert equal == pytest.approx((1 / 2 + 1 + 1 / 4) / 3)
 
 
-#: Two choices in one room, at steps 3 and 6, without a way back between them.
 TWO = {
     "poses": [[0, 0, 0, 0], *([[9, 0, 0, 1]] * 7)],
     "choices": [0, 0, 0, 1, 0, 0, -1, 0],
     "evidence": [None, 1.0, 2.0, 3.0, None, -4.0, -1.0, None],
     "entered": [-1, 1, 1, 1, -1, 5, 5, -1],
 }
+"""Two choices in one room, at steps 3 and 6, without a way back between them."""
 
 
 def test_the_verdict_counts_the_steps_since_the_room_was_entered() -> None:
@@ -178,7 +178,6 @@ COLUMNS = [
     {"name": "trim", "size": 0, "low": None, "high": None},
     {"name": "light", "size": 2, "low": 0, "high": 1},
 ]
-#: Two steps of an action of these columns.
 ACTED = {
     "values": [0, 0],
     "probabilities": [255, 0, 0, 255, 0, 51, 51, 153, 204, 51],
@@ -188,6 +187,7 @@ ACTED = {
         "scales": [0.5, 2, 0.5, 1500],
     },
 }
+"""Two steps of an action of these columns."""
 
 
 def test_the_action_of_a_step_is_shown_by_column() -> None:

@@ -173,11 +173,11 @@ def test_wrong_specs_are_named(spec: str, message: str) -> None:
         envs.make_vector(spec, 1)
 
 
-#: Sum of rewards, choices, and sums of the pixels of every 50th view, in 250 random steps of 4 environments.
 GOLDEN = {
     "full": (37.0, 5, [9091912, 8721030, 7455024, 10090644, 9488968]),
     "small": (21.0, 18, [981867, 1011060, 942759, 1056900, 1081994]),
 }
+"""Sum of rewards, choices, and sums of the pixels of every 50th view, in 250 random steps of 4 environments."""
 
 
 def random_steps(variant: str) -> list[Any]:

@@ -26,7 +26,6 @@ SPECS = (
     "diagnostic:recall,delay=1,symbols=7",
 )
 TINY = ",image_height=12,image_width=16,hud=False"
-#: Of each variant its fields, the number of steps, and every how many of them it is compared; for the simulator.
 SIMULATED = {
     **{f"rooms:{name}{TINY},episode_frames=170": (90, 6) for name in VARIANTS},
     "rooms:small,episode_frames=30": (20, 1),
@@ -35,6 +34,7 @@ SIMULATED = {
     "rooms:full-half,image_height=20,image_width=32,episode_frames=120": (35, 4),
     "rooms:transfer,image_height=20,image_width=32,shrink=2,episode_frames=120,own_view=True": (35, 4),
 }
+"""Of each variant its fields, the number of steps, and every how many of them it is compared; for the simulator."""
 
 
 def tensors(env: DeviceEnv) -> dict[str, torch.Tensor]:

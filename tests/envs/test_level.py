@@ -13,11 +13,11 @@ from envs.rooms import RoomsConfig, RoomsVectorEnv, oracle_actions
 from envs.rooms.level import CHOICES, CHOSEN, GREY, ROOM_1, ROOM_2, is_gray
 
 FORWARD, LEFT, RIGHT, FIRE = (NINE.index(n) for n in ("forward", "look left", "look right", "fire"))
-#: One frame a step and small images, for tests of the rules.
 FRAMES = RoomsConfig(image_height=8, image_width=8, hud=False, action_repeat=1)
+"""One frame a step and small images, for tests of the rules."""
 STEPS = RoomsConfig(image_height=8, image_width=8, hud=False)
-#: State in which the second room follows the first.
 CHOOSING = {"room": ROOM_2, "visit": 2}
+"""State in which the second room follows the first."""
 
 
 def start(config: RoomsConfig = FRAMES, num_envs: int = 1, seed: int = 0, **state: Any) -> RoomsVectorEnv:

@@ -171,8 +171,8 @@ def test_fixed_sides_put_the_lower_number_left() -> None:
     assert seen["match_side"].mean() == pytest.approx(0.5, abs=0.05)
 
 
-#: Least and greatest number of steps that a memory has to bridge; the names of other variants state it.
 SPANS = {"full": (5, 8), "full-half": (5, 8), "transfer": (5, 7), "small": (1, 1)}
+"""Least and greatest number of steps that a memory has to bridge; the names of other variants state it."""
 SPANS |= dict.fromkeys(("transfer-choose", "unseen"), SPANS["transfer"])
 SPANS |= {"small-recall": (4, 66), "small-recall-long": (18, 130)}
 

@@ -13,8 +13,8 @@ from envs.rooms.level import CHOICES, GREY, ROOM_1, ROOM_2
 from envs.rooms.render import PULSE_SECONDS, UNIT
 from envs.rooms.shapes import NEAR, SHAPES, distances
 
-#: Variants with enough objects for a third to take the place of one of two.
 MANY = [name for name, config in VARIANTS.items() if config.num_objects > 2]
+"""Variants with enough objects for a third to take the place of one of two."""
 
 
 def view(config: str = "full", **state: float) -> NDArray[Any]:
