@@ -3,11 +3,27 @@
 docs/core.md describes the contract, docs/extending.md how to add a core.
 """
 
-# ruff: noqa: F401, F403 (names are re-exported)
+# ruff: noqa: F401 (names are re-exported)
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from .config import *
+from .config import (
+    CORES,
+    CompressiveTransformerConfig,
+    CoreConfig,
+    DeltaNetConfig,
+    GatedTransformerXLConfig,
+    GRUConfig,
+    LayerSizes,
+    LRUConfig,
+    LSTMConfig,
+    MemorylessConfig,
+    MinGRUConfig,
+    RoutingTransformerConfig,
+    TransformerXLConfig,
+    WaveNetConfig,
+    matched_cores,
+)
 
 if TYPE_CHECKING:
     from .compressive_transformer import CompressiveState, CompressiveTransformer

@@ -5,7 +5,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from agent.core import CompressiveState, CompressiveTransformer, CompressiveTransformerConfig, Sizes
+from agent.core import CompressiveState, CompressiveTransformer, CompressiveTransformerConfig
+from agent.core.config import Sizes
 
 SIZE, HEADS = 4, 2
 NORMS, GATES, POSITIONS = ("post", "pre"), ("residual", "gru"), ("slot", "time")
