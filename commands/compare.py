@@ -289,11 +289,11 @@ def _train_run(config: Any, run: Run, local: bool, **options: Any) -> Any:
     from commands.launch import evaluate_and_film
     from training import trainer as agents
 
-    def evaluate(trainer: agents.Trainer) -> dict[str, Any]:
+    def evaluate_trained(trainer: agents.Trainer) -> dict[str, Any]:
         summary, _ = evaluate_and_film(trainer, Console(quiet=True))
         return summary
 
-    return agents.train_agent(config, run, local=local, evaluate=evaluate, **options)
+    return agents.train_agent(config, run, local=local, evaluate_trained=evaluate_trained, **options)
 
 
 def _scoreboard(folder: Path, trials: dict[str, Any], command: str, console: Console) -> None:

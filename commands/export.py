@@ -8,6 +8,7 @@ from commands.options import ExportOptions
 from envs import names, parse_spec
 from storage.errors import UserError, user_errors
 from storage.exchange import write_onnx, write_program
+from storage.files import folder_bytes
 from storage.run import Run
 from training.console import program, say
 from training.evaluation import load_trained_agent
@@ -28,7 +29,7 @@ def export(options: ExportOptions) -> None:
         raise UserError(f"output: expected a new folder, and {folder} exists")
     with user_errors():
         share(run, folder, options.allow)
-    size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+    size = folder_bytes(folder)
     say(console, f"{folder}  {size / 1e6:.1f} MB; play with it: {program()} visualize {folder}")
 
 

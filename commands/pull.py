@@ -7,7 +7,7 @@ from rich.console import Console
 from commands.options import PullOptions
 from storage.checkpoints import load_latest
 from storage.errors import UserError, user_errors
-from storage.files import is_url, new_folder
+from storage.files import folder_bytes, is_url, new_folder
 from storage.remote import SCHEME, copy_run, require_hub_name
 from storage.run import Run
 from training.console import Busy, program, say, say_all
@@ -33,7 +33,7 @@ def pull(options: PullOptions) -> None:
             run = Run(temporary)
             config = read_config(run)
             checkpoint = load_latest(checkpoint_place(config, run))
-    size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+    size = folder_bytes(folder)
     rows = {"environment": config.env, "steps": f"{checkpoint.step:,}", "folder": f"{folder}  {size / 1e6:.1f} MB"}
     say_all(console, rows)
     say(console, f"play with it: {program()} visualize {folder}")

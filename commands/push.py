@@ -9,7 +9,7 @@ from commands.options import PushOptions
 from reports.card import CURVE, FILM, card, main_chart
 from reports.report import page_data, read_rows
 from storage.errors import UserError, user_errors
-from storage.files import Json, read_json
+from storage.files import Json, folder_bytes, read_json
 from storage.remote import push_folder, require_login
 from storage.run import Run
 from training.console import Busy, playing, program, say, say_all
@@ -30,7 +30,7 @@ def push(options: PushOptions) -> None:
         with user_errors():
             share(run, folder, options.allow)
             _describe(run, folder, name, options, console)
-        size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+        size = folder_bytes(folder)
         with Busy(console, "uploading"), user_errors():
             address = push_folder(folder, name, options.private, f"{run.name} of compressive-impala")
     say_all(console, {"pushed": f"{size / 1e6:.1f} MB", "address": address})

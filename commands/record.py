@@ -5,6 +5,7 @@ from rich.console import Console
 from commands.evaluate import load, opened_runs
 from commands.options import RecordOptions
 from storage.errors import user_errors
+from storage.files import folder_bytes
 from training.console import counting, say_all
 from training.dataset import new_dataset, write_dataset
 
@@ -19,7 +20,7 @@ def record(options: RecordOptions) -> None:
         with counting(console, "playing", options.episodes, "episodes") as progress, user_errors("minari"):
             sample = not options.greedy
             folder = write_dataset(options.minari, player, options.episodes, options.seed, sample, progress)
-    size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+    size = folder_bytes(folder)
     say_all(
         console,
         {

@@ -121,6 +121,15 @@ def remove(path: Path) -> None:
         path.unlink(missing_ok=True)
 
 
+def folder_bytes(folder: Path) -> int:
+    """Size of all files in a folder and the folders in it."""
+    size = 0
+    for path in folder.rglob("*"):
+        if path.is_file():
+            size += path.stat().st_size
+    return size
+
+
 def read_json(path: Path) -> Any:
     """The value that a JSON file holds.
 

@@ -253,7 +253,7 @@ class Trainer(Training):
         before = self.restored.state["config"]
         actors_before = before["actors"]
         as_many = all(actors_before[name] == getattr(self.config.actors, name) for name in ACTORS)
-        as_resident = before.get("resident", False) == self.config.resident
+        as_resident = before["resident"] == self.config.resident
         if not saved.get("actors") or not as_many or not as_resident:
             return
         try:
@@ -299,8 +299,7 @@ class Trainer(Training):
         self.curriculum.unpack(state)
         self.episodes = state["episodes"]
         self.launches = state["generation"] + 1
-        from_run = state["config"].get("from_run", self.config.from_run)
-        self.config = dataclasses.replace(self.config, from_run=from_run)
+        self.config = dataclasses.replace(self.config, from_run=state["config"]["from_run"])
 
     def pack(self, rescue: bool) -> tuple[Parts, Json]:
         """With the state of the actors, where the feed can give it.
@@ -418,14 +417,14 @@ def train_agent(
     *,
     stop: Callable[[], bool],
     show: Callable[[Progress], None],
-    evaluate: Callable[[Trainer], Mapping[str, Any]],
+    evaluate_trained: Callable[[Trainer], Mapping[str, Any]],
     local: bool = True,
     patience: float = 0.0,
 ) -> bool:
     """Trains a run, or resumes it, to its end and evaluates it; returns whether it is finished.
 
     Args:
-        evaluate: evaluates the trained agent and returns the summary.
+        evaluate_trained: evaluates the trained agent and returns the summary.
         patience: seconds to wait for another process to leave the folder.
     """
     limit_calls(config.actors.step_seconds)
@@ -438,5 +437,5 @@ def train_agent(
     with run.claim(new, lambda: bool(trainer.saved), patience), trainer.opened(new):
         trainer.train(show, stop)
         if trainer.done:
-            trainer.finish(evaluate(trainer))
+            trainer.finish(evaluate_trained(trainer))
         return trainer.done
