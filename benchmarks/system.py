@@ -28,6 +28,7 @@ from envs import make_vector
 from learner.config import ReplayConfig
 from storage.run import Run
 from training.config import RunConfig
+from training.console import plural
 from training.factories import interface, make_actor, make_agent, make_learner
 from training.trainer import Trainer
 
@@ -47,11 +48,6 @@ class Options:
     turns: int = 5
     updates: int = 5
     """Updates of each system in each turn."""
-
-
-def plural(number: int, noun: str) -> str:
-    """A number and what it counts, such as "2 learners"."""
-    return f"{number} {noun}{'s' * (number > 1)}"
 
 
 def steps_of(batch: Trajectory) -> int:

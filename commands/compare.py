@@ -24,7 +24,7 @@ from sequences.kinds import CONFIGS
 from storage.errors import UserError, user_errors
 from storage.run import Run
 from training import grid, sweep
-from training.console import Busy, LiveLine, duration, program, say, say_all
+from training.console import Busy, LiveLine, duration, plural, program, say, say_all
 from training.signals import stop_on_signals
 from training.suites import SUITES
 from training.sweep_progress import is_finished
@@ -277,7 +277,7 @@ def _films(trials: Mapping[str, Any]) -> dict[str, str]:
     if episodes == {0}:
         return {"films": f"none; film a run afterwards with: {program()} visualize RUN, or all with --video-episodes 2"}
     most = max(episodes)
-    return {"films": f"{most} episode{'s' * (most > 1)} of each run"}
+    return {"films": f"{plural(most, 'episode')} of each run"}
 
 
 def _train_run(config: Any, run: Run, local: bool, **options: Any) -> Any:

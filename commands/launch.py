@@ -23,7 +23,7 @@ from reports.tables import evaluation_rows, print_evaluations
 from storage.errors import UserError, user_errors
 from storage.run import Run
 from training.config import core_name
-from training.console import Busy, LiveLine, counting, playing, program, quantity, say, say_all, say_skipped
+from training.console import Busy, LiveLine, counting, playing, plural, program, quantity, say, say_all, say_skipped
 from training.evaluation import evaluate, record, recording_title, tested_on
 from training.factories import acting_device, interface, learning_device, unroll_bytes
 from training.presets import describe_preset
@@ -90,7 +90,7 @@ def _describe(options: LaunchOptions, trainer: Trainer, console: Console) -> Non
     parts = f"{count} tasks, " if count > 1 else ""
     shapes = part_shapes(seen.observation_shape)
     observed = " and ".join(" x ".join(map(str, shape)) for shape in shapes)
-    repeat = f"{seen.action_repeat} frame{'s' * (seen.action_repeat > 1)} a step"
+    repeat = f"{plural(seen.action_repeat, 'frame')} a step"
     actors = f"{config.actors.count} x {config.actors.envs_per_actor} environments"
     where = "in this process" if options.local else "on Ray"
     if config.resident:

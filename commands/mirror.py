@@ -63,7 +63,8 @@ def _copy(run: Run, copy: Any, follow: bool) -> int:
             if begin <= row["step"] < 2**63:
                 copy.log(row | {"_timestamp": row.get("time")}, step=int(row["step"]))
                 count += 1
-        time.sleep(EVERY * running)
+        if running:
+            time.sleep(EVERY)
     return count
 
 

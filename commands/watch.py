@@ -6,7 +6,7 @@ from commands.options import WatchOptions
 from reports.overview import find_runs
 from reports.server import Watch
 from storage.errors import user_errors
-from training.console import say
+from training.console import plural, say
 
 
 def watch(options: WatchOptions) -> None:
@@ -15,5 +15,5 @@ def watch(options: WatchOptions) -> None:
     with user_errors():
         count = len(find_runs(options.folder))
     with user_errors("port"), Watch(options.folder, options.port, options.allow) as server:
-        say(console, f"{count} run{'s' * (count != 1)} in {options.folder}: {server.url}  (Ctrl-C ends it)")
+        say(console, f"{plural(count, 'run')} in {options.folder}: {server.url}  (Ctrl-C ends it)")
         server.serve_forever()

@@ -21,10 +21,10 @@ from reports.comparison import CORRECT, Comparison, Estimate, FinishedRun, Scale
 from reports.pages import points, rounded, write_page
 from reports.report import levels, lines_of, pages_about, pages_of, rules
 from reports.statistics import interquartile_mean, runs_to_confirm
-from reports.tables import print_table, significant, with_interval
+from reports.tables import enumerated, print_table, significant, with_interval
 from storage.files import replacing
 from storage.run import Run
-from training.console import quantity
+from training.console import plural, quantity
 from training.grid import IGNORED
 from training.plain import by_full_name, to_plain
 
@@ -202,8 +202,9 @@ def _about(comparison: Comparison) -> str:
     seeds = sorted({run.config.seed for run in comparison.runs})
     totals = sorted({run.config.goal[1] for run in comparison.runs})
     runs, variants = len(comparison.runs), len(comparison.names)
-    counts = f"{runs} run{'s' * (runs != 1)}: {variants} variant{'s' * (variants != 1)}"
-    which = f"seed{'s' * (len(seeds) != 1)} {', '.join(map(str, seeds))}"
+    counts = f"{plural(runs, 'run')}: {plural(variants, 'variant')}"
+    noun = "seed" if len(seeds) == 1 else "seeds"
+    which = f"{noun} {', '.join(map(str, seeds))}"
     length = " or ".join(map(quantity, totals))
     return f"{counts}, {which}, {length} {comparison.kind.unit} each"
 
@@ -364,13 +365,13 @@ def answer(comparison: Comparison) -> str:
         return "No difference is confirmed."
 
     if best not in better:
-        found = [f"{ours} is better than {_list(worse)}" for ours, worse in better.items()]
-        return f"Which variant is best is not confirmed; it is confirmed that {_list(found)}."
+        found = [f"{ours} is better than {enumerated(worse)}" for ours, worse in better.items()]
+        return f"Which variant is best is not confirmed; it is confirmed that {enumerated(found)}."
 
-    sentence = f"{best} is better than {_list(better[best])}"
+    sentence = f"{best} is better than {enumerated(better[best])}"
     level = _not_confirmed(comparison)
     if level:
-        sentence += f"; no difference from {_list(level)} is confirmed"
+        sentence += f"; no difference from {enumerated(level)} is confirmed"
     return f"{sentence}."
 
 
@@ -554,13 +555,11 @@ def agreement(misses: Mapping[str, float]) -> str:
     """How well reach explains the scores, given by variant how far the measured percentage is below the predicted."""
     below = [f"{name} is {miss:.0f} points below its prediction" for name, miss in misses.items() if miss > CLOSE]
     above = [f"{name} is {-miss:.0f} points above" for name, miss in misses.items() if miss < -CLOSE]
+    if not misses:
+        return ""
     if not (below or above):
-        return f"All are within {CLOSE} points of their predictions: reach explains the difference." * bool(misses)
-    return f"{_list(below + above)}: reach explains a part of the difference, and not all of it."
-
-
-def _list(names: list[str]) -> str:
-    return " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))
+        return f"All are within {CLOSE} points of their predictions: reach explains the difference."
+    return f"{enumerated(below + above)}: reach explains a part of the difference, and not all of it."
 
 
 def _key(comparison: Comparison, name: str) -> dict[str, Any]:
@@ -573,7 +572,11 @@ def variant_table(comparison: Comparison) -> dict[str, Any]:
     kind, rows = comparison.kind, list[list[Any]]()
     chose = any(variant.correct is not None for variant in comparison.variants)
     limit = comparison.threshold is not None
-    head = ["variant", "runs", "interquartile mean", *["correct"] * chose, *[f"{kind.unit} to threshold"] * limit]
+    head = ["variant", "runs", "interquartile mean"]
+    if chose:
+        head.append("correct")
+    if limit:
+        head.append(f"{kind.unit} to threshold")
     head += [f"{kind.speed}/s", "mean", "state", "reach"]
     best = comparison.best if worse_than_best(comparison) else None
     for variant in comparison.variants:

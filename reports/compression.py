@@ -8,6 +8,7 @@ import numpy as np
 from actors.recording import Recording
 from envs.rooms.shapes import SHAPES
 from reports.probes import ENDS, FOLDS, explained_cell, read_in_others, right_cell
+from reports.tables import enumerated
 from reports.views import coloured, webp
 
 EACH = 6
@@ -121,16 +122,8 @@ def _summary(conclusions: Sequence[Conclusion]) -> str:
     for fate, sentence in SUMMARIES.items():
         things = [each.what for each in conclusions if each.fate == fate]
         if things:
-            sentences.append(sentence.format(things=_enumerated(things)))
+            sentences.append(sentence.format(things=enumerated(things)))
     return " ".join(sentences)
-
-
-def _enumerated(things: Sequence[str]) -> str:
-    """The colour, the shape and the views."""
-    *first, last = things
-    if not first:
-        return last
-    return f"{', '.join(first)} and {last}"
 
 
 def _things(recording: Recording, slots: np.ndarray) -> np.ndarray:

@@ -26,7 +26,7 @@ from reports.tables import significant
 from storage.errors import UserError
 from storage.files import open_regular, redact
 from storage.run import Run
-from training.console import program
+from training.console import plural, program
 
 MIME_TYPES = {".html": "text/html; charset=utf-8", ".mp4": "video/mp4"}
 OWN_POLICY = "; ".join(
@@ -127,7 +127,7 @@ class Watch(ThreadingHTTPServer):
                 links.append({"text": text, "link": f"?{urllib.parse.urlencode(query)}"})
 
         place = f"in {group.folder}" if group.folder else ""
-        number = f"{len(rows)} run{'s' * (len(rows) != 1)}"
+        number = plural(len(rows), "run")
         about = f"{number} of a comparison {place}" if group.sweep else f"{number} {place}"
         title = group.data or "Other runs"
         key = f"{group.folder} {group.kind} {group.data}"

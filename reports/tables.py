@@ -30,7 +30,7 @@ def evaluation_rows(summary: Mapping[str, Any]) -> dict[str, str]:
     score, played = summary["return"], summary.get("tasks", [])
     rows = {
         "episodes": str(summary["episodes"]) + (f" of {len(played)} tasks" if played else ""),
-        "return": _estimate(score["mean"], [score.get("low"), score.get("high")], 2),
+        "return": _score(score),
     }
     if "correct_choices" in summary:
         rows["correct choices"] = f"{_correct(summary)}  of {summary['choices_per_episode']:.1f} an episode"
@@ -38,7 +38,7 @@ def evaluation_rows(summary: Mapping[str, Any]) -> dict[str, str]:
         if name in summary and (played or name != "human_normalised_capped"):
             scale = name.replace("_normalised", "-normalised").replace("_", ", ")
             over = f", mean of {sum(name in part for part in played)} of {len(played)} tasks" if played else ""
-            rows[scale] = _estimate(summary[name], summary.get(f"{name}_interval")) + over
+            rows[scale] = _percentage(summary[name], summary.get(f"{name}_interval")) + over
     return rows
 
 
@@ -54,9 +54,10 @@ def print_evaluations(console: Console, summaries: Sequence[Mapping[str, Any]]) 
     rows = []
     for one in summaries:
         score = one["return"]
-        cells = [str(one["episodes"]), _estimate(score["mean"], [score.get("low"), score.get("high")], 2)]
-        cells += [_estimate(one.get(name), one.get(f"{name}_interval")) for name in scales]
-        cells += [_correct(one)] * bool(known("correct_choices"))
+        cells = [str(one["episodes"]), _score(score)]
+        cells += [_percentage(one.get(name), one.get(f"{name}_interval")) for name in scales]
+        if known("correct_choices"):
+            cells.append(_correct(one))
         rows.append([*(one[name] for name in texts), *cells])
     print_table(console, head, rows, len(texts))
 
@@ -159,21 +160,43 @@ def with_interval(value: float, low: float, high: float) -> list[str]:
 def _correct(summary: Mapping[str, Any]) -> str:
     """The share of correct choices with its interval; - if choices are not counted."""
     share = {end: 100 * value for end, value in summary.get("correct_choices", {}).items()}
-    return _estimate(share.get("mean"), [share.get("low"), share.get("high")])
+    return _percentage(share.get("mean"), [share.get("low"), share.get("high")])
 
 
-def _estimate(value: float | None, interval: Sequence[float | None] | None = None, digits: int = 1) -> str:
-    """A value with its interval, if there is one; a percentage if it has one digit.
+def _score(score: Mapping[str, float | None]) -> str:
+    """A mean score with its interval, if it has one; - if there is none."""
+    mean = score["mean"]
+    if mean is None:
+        return "-"
+    return f"{mean:.2f}" + _interval(score.get("low"), score.get("high"), 2)
 
-    An interval without width would look like certainty, where all that is known is that the episodes were equal.
-    """
+
+def _percentage(value: float | None, interval: Sequence[float | None] | None = None) -> str:
+    """A percentage with its interval, if it has one; - if there is none."""
     if value is None:
         return "-"
     low, high = interval or (None, None)
-    within = ""
-    if low is not None:
-        within = "  all equal" if low == high else f"  [{low:.{digits}f}, {high:.{digits}f}]"
-    return f"{value:.{digits}f}{' %' * (digits == 1)}{within}"
+    return f"{value:.1f} %" + _interval(low, high, 1)
+
+
+def _interval(low: float | None, high: float | None, digits: int) -> str:
+    """The interval behind a value; empty if there is none.
+
+    An interval without width would look like certainty, where all that is known is that the episodes were equal.
+    """
+    if low is None:
+        return ""
+    if low == high:
+        return "  all equal"
+    return f"  [{low:.{digits}f}, {high:.{digits}f}]"
+
+
+def enumerated(things: Sequence[str]) -> str:
+    """The colour, the shape and the views."""
+    *first, last = things
+    if not first:
+        return last
+    return f"{', '.join(first)} and {last}"
 
 
 def number(row: Mapping[str, Any], name: str, form: str = ".1f", factor: float = 1.0, unit: str = "") -> str:

@@ -44,6 +44,11 @@ def duration(seconds: float) -> str:
     return f"{minutes}:{rest:02d}"
 
 
+def plural(number: int, noun: str) -> str:
+    """A number and what it counts: "1 actor", "2 actors"."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
 def program(name: str = "compressive") -> str:
     """The word that starts a program of this installation, for commands that are printed to be copied.
 
@@ -189,7 +194,7 @@ def playing(console: Console, activity: str, episodes: int) -> Iterator[Callable
         def count(finished: int, step: int) -> None:
             head = f"episode {finished + 1} of {episodes}  step {step}"
             if finished == episodes:
-                head = f"{episodes} episode{'s' * (episodes > 1)}"
+                head = plural(episodes, "episode")
             line.show(finished / episodes, head)
 
         yield count

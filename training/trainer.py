@@ -31,7 +31,7 @@ from storage.serialization import Parts, write_trajectory
 from storage.stores import UrlStore
 from training.charts import CHARTS
 from training.config import RunConfig
-from training.console import quantity
+from training.console import plural, quantity
 from training.curriculum import EPISODE, Curriculum
 from training.evaluation import as_metrics, evaluate
 from training.factories import (
@@ -365,7 +365,7 @@ class Trainer(Training):
     def progress(self) -> Progress:
         status = self.feed.status()
         frames_per_second = self.clock.rate * self.action_repeat
-        actors = f"{status.alive} actor{'s' * (status.alive > 1)}"
+        actors = plural(status.alive, "actor")
         if status.restarts:
             actors += f", {status.restarts} restarted"
         steps = f"{quantity(self.learner.steps)} steps"
