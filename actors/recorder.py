@@ -1,6 +1,6 @@
 """Plays episodes with an ordinary actor, and records every step of them; see `actors.recording.Recording`."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -418,33 +418,7 @@ def _join(steps: list[_Step], episode: Episode, actor: Actor, counterfactual: _C
     """The recording of an episode's steps."""
     core = actor.agent.core
     metadata = actor.envs.metadata
-
-    # Each part of the observations over all steps.
-    observations = []
-    num_parts = len(steps[0].observation)
-    for index in range(num_parts):
-        part = np.stack([step.observation[index] for step in steps])
-        observations.append(part)
-    observation_names = ()
-    if len(observations) > 1:
-        observation_names = tuple(metadata.get("observation_names") or ())
-
-    element_names = tuple(metadata.get("element_names") or ())
-    if observations[-1].shape[1:] != (len(element_names),):
-        element_names = ()
-
-    # Counters only grow at a choice.
-    counts = [step.counts for step in steps]
-    choices = np.diff(counts, axis=0, prepend=0.0)
-    right = choices[:, 0]
-    wrong = choices[:, 1]
-
-    situations = None
-    if steps[0].situation is not None:
-        situations = tuple(step.situation or {} for step in steps)
-    instructions = None
-    if steps[0].instruction is not None:
-        instructions = tuple(step.instruction or "" for step in steps)
+    observations = _join_observations(steps)
     kinds: tuple[str, ...] = ()
     if isinstance(core, Transformer):
         kinds = core.attention_kinds
@@ -452,21 +426,21 @@ def _join(steps: list[_Step], episode: Episode, actor: Actor, counterfactual: _C
         episode=episode,
         observations=observations[0],
         more_observations=tuple(observations[1:]),
-        observation_names=observation_names,
-        element_names=element_names,
+        observation_names=_observation_names(metadata, observations),
+        element_names=_element_names(metadata, observations),
         actions=np.stack([step.action for step in steps]),
         values=np.array([step.value for step in steps], np.float32),
         rewards=np.array([step.reward for step in steps], np.float32),
         probabilities=np.stack([step.policy.probabilities.numpy() for step in steps]),
         means=np.stack([step.policy.means.numpy() for step in steps]),
         scales=np.stack([step.policy.scales.numpy() for step in steps]),
-        choices=(right - wrong).astype(int),
+        choices=_choices(steps),
         attention=_join_attention(core, steps),
         mass=np.stack([step.attention.mass for step in steps]),
         kinds=kinds,
         poses=_stack(step.pose for step in steps),
-        situations=situations,
-        instructions=instructions,
+        situations=_situations(steps),
+        instructions=_instructions(steps),
         renderings=_stack(step.rendering for step in steps),
         between=_stack(step.between for step in steps),
         otherwise=counterfactual.otherwise,
@@ -484,6 +458,52 @@ def _join(steps: list[_Step], episode: Episode, actor: Actor, counterfactual: _C
         floor_plan=metadata.get("floor_plan"),
         rule=str(metadata.get("rule") or ""),
     )
+
+
+def _join_observations(steps: Sequence[_Step]) -> list[np.ndarray]:
+    """Each part of the observations over all steps, [T, ...]."""
+    observations = []
+    num_parts = len(steps[0].observation)
+    for index in range(num_parts):
+        part = np.stack([step.observation[index] for step in steps])
+        observations.append(part)
+    return observations
+
+
+def _observation_names(metadata: Mapping[str, Any], observations: Sequence[np.ndarray]) -> tuple[str, ...]:
+    """What the parts of an observation are; empty if there is one part, or the environment does not say it."""
+    if len(observations) == 1:
+        return ()
+    return tuple(metadata.get("observation_names") or ())
+
+
+def _element_names(metadata: Mapping[str, Any], observations: Sequence[np.ndarray]) -> tuple[str, ...]:
+    """What the elements of the last part are; empty if the environment does not say it of all."""
+    names = tuple(metadata.get("element_names") or ())
+    if observations[-1].shape[1:] != (len(names),):
+        return ()
+    return names
+
+
+def _choices(steps: Sequence[_Step]) -> np.ndarray:
+    """[T] 1 at a right choice, -1 at a wrong one. Counters only grow at a choice."""
+    counts = [step.counts for step in steps]
+    choices = np.diff(counts, axis=0, prepend=0.0)
+    right = choices[:, 0]
+    wrong = choices[:, 1]
+    return (right - wrong).astype(int)
+
+
+def _situations(steps: Sequence[_Step]) -> tuple[Situation, ...] | None:
+    if steps[0].situation is None:
+        return None
+    return tuple(step.situation or {} for step in steps)
+
+
+def _instructions(steps: Sequence[_Step]) -> tuple[str, ...] | None:
+    if steps[0].instruction is None:
+        return None
+    return tuple(step.instruction or "" for step in steps)
 
 
 def _action_names(actor: Actor) -> tuple[str, ...]:

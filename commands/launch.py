@@ -79,36 +79,42 @@ def _require_lasting(run: Run) -> None:
 
 
 def _describe(options: LaunchOptions, trainer: Trainer, console: Console) -> None:
-    config, run, seen = trainer.config, trainer.run, interface(trainer.config.env)
+    config = trainer.config
+    run = trainer.run
+    seen = interface(config.env)
     parameters = sum(parameter.numel() for parameter in trainer.agent.parameters() if parameter.requires_grad)
     learning = f"learning on {trainer.learner.device}"
     if config.learners > 1:
         learning = f"{config.learners} learners on Ray (device: {config.learner.device})"
     learning_in = describe_precision(config.learner.precision, learning_device(config))
     acting_in = describe_precision(config.actors.precision, acting_device(config))
-    count = len(tasks(config.env))
-    parts = f"{count} tasks, " if count > 1 else ""
-    shapes = part_shapes(seen.observation_shape)
-    observed = " and ".join(" x ".join(map(str, shape)) for shape in shapes)
+    shapes = [" x ".join(map(str, shape)) for shape in part_shapes(seen.observation_shape)]
+    observed = " and ".join(shapes)
+    num_tasks = len(tasks(config.env))
+    if num_tasks > 1:
+        observed = f"{num_tasks} tasks, {observed}"
     repeat = f"{plural(seen.action_repeat, 'frame')} a step"
     actors = f"{config.actors.count} x {config.actors.envs_per_actor} environments"
     where = "in this process" if options.local else "on Ray"
     if config.resident:
         where = f"on {trainer.learner.device}" if config.learners == 1 else "on the devices of the learners"
-    lines = {
-        "run": str(run),
-        **({"from": config.from_run} if config.from_run else {}),
-        **{f"stage {number}": stage for number, stage in enumerate(config.stages, 1)},
-        "preset": describe_preset(config.preset),
-        "environment": f"{config.env} ({parts}{observed}), {repeat}",
-        **({"evaluated in": config.eval_env} if config.eval_env else {}),
-        "agent": f"{core_name(config)} core, {quantity(parameters)} parameters, {learning}",
-        "actors": f"{actors} {where}",
-        "precision": f"learning in {learning_in}, acting in {acting_in}",
-        **({"checkpoints": config.checkpoint_url} if config.checkpoint_url else {}),
-        "curves": f"{program('tensorboard')} --logdir {shlex.quote(str(run.path.parent))}",
-        "stop": f"Ctrl-C, then resume with: {options.again(run.path)}",
-    }
+
+    lines = {"run": str(run)}
+    if config.from_run:
+        lines["from"] = config.from_run
+    for number, stage in enumerate(config.stages, 1):
+        lines[f"stage {number}"] = stage
+    lines["preset"] = describe_preset(config.preset)
+    lines["environment"] = f"{config.env} ({observed}), {repeat}"
+    if config.eval_env:
+        lines["evaluated in"] = config.eval_env
+    lines["agent"] = f"{core_name(config)} core, {quantity(parameters)} parameters, {learning}"
+    lines["actors"] = f"{actors} {where}"
+    lines["precision"] = f"learning in {learning_in}, acting in {acting_in}"
+    if config.checkpoint_url:
+        lines["checkpoints"] = config.checkpoint_url
+    lines["curves"] = f"{program('tensorboard')} --logdir {shlex.quote(str(run.path.parent))}"
+    lines["stop"] = f"Ctrl-C, then resume with: {options.again(run.path)}"
     say_all(console, lines)
     if trainer.restored:
         say_skipped(console, trainer.restored.skipped)

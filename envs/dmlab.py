@@ -102,22 +102,21 @@ class DMLabEnv(gymnasium.Env[Observation, int]):
         level_cache: LevelCache | None = None,
         lab: Any = None,
     ) -> None:
-        positive, flags = range(1, STREAMS), (False, True)
-        image_height, image_width = image_size(image_height, image_width, shrink)
-        for name, given, known in (
-            ("image_height", image_height, positive),
-            ("image_width", image_width, positive),
-            ("action_repeat", action_repeat, positive),
-            ("stream", stream or 0, range(STREAMS)),
-            ("actions", actions, tuple(ACTION_SETS)),
-            ("renderer", renderer, ("software", "hardware")),
-            ("instruction", instruction, flags),
-            ("test", test, flags),
-        ):
-            if given not in known or (isinstance(known, range) and type(given) is not int):
-                raise ValueError(f"{name}: expected a value in {known}, got {given!r}")
+        height, width = image_size(image_height, image_width, shrink)
+        _check_arguments(
+            image_height=height,
+            image_width=width,
+            action_repeat=action_repeat,
+            stream=stream or 0,
+            actions=actions,
+            renderer=renderer,
+            instruction=instruction,
+            test=test,
+        )
         self.level = PATH + level if level in BY_NAME else level
-        self.action_repeat, self.instruction, self.stride = action_repeat, instruction, stride
+        self.action_repeat = action_repeat
+        self.instruction = instruction
+        self.stride = stride
         self.shrink = shrink
         names, look_pixels = ACTION_SETS[actions]
         self._rows = action_rows(names, look_pixels)
@@ -129,30 +128,20 @@ class DMLabEnv(gymnasium.Env[Observation, int]):
             "action_repeat": action_repeat,
             "action_names": names,
         }
-        self.observation_space: spaces.Space[Any] = spaces.Box(0, 255, (image_height, image_width, 3), np.uint8)
-        if instruction:
-            words = spaces.Box(0, VOCABULARY - 1, (INSTRUCTION_WORDS,), np.int64)
-            self.observation_space = spaces.Dict({"image": self.observation_space, "instruction": words})
+        self.observation_space = _observation_space(height, width, instruction)
         self.action_space: spaces.Space[Any] = spaces.Discrete(len(names))
-        config: dict[str, Any] = {"width": shrink * image_width, "height": shrink * image_height}
-        config |= {"fps": FRAMES_PER_SECOND, "logLevel": "WARN"}
-        config |= {"datasetPath": dataset, **({"allowHoldOutLevels": "true"} if test else {})}
-        config["mixerSeed"] = 0
-        if test:
-            config["mixerSeed"] = TEST_MIXER
-        elif stream is not None:
-            config["mixerSeed"] = TRAINING_MIXERS + stream
+
         lab = lab or _deepmind_lab()
+        observations = [_IMAGE]
+        if instruction:
+            observations.append(_INSTRUCTION)
+        config = _engine_config(shrink * height, shrink * width, dataset, test, stream)
         try:
-            self._lab = lab.Lab(
-                self.level,
-                [_IMAGE, _INSTRUCTION] if instruction else [_IMAGE],
-                config={key: str(value) for key, value in config.items()},
-                renderer=renderer,
-                level_cache=level_cache,
-            )
+            self._lab = lab.Lab(self.level, observations, config=config, renderer=renderer, level_cache=level_cache)
         except RuntimeError as error:
-            missing = _missing_library(lab, renderer) if "Failed to connect" in str(error) else ""
+            missing = ""
+            if "Failed to connect" in str(error):
+                missing = _missing_library(lab, renderer)
             raise ValueError(f"DeepMind Lab cannot open {self.level!r}: {error}{missing}") from None
         self._seed: int | None = None
         self._observation: Observation
@@ -208,6 +197,56 @@ class DMLabEnv(gymnasium.Env[Observation, int]):
         self._lab.close()
 
 
+def _check_arguments(**given: Any) -> None:
+    """Raises a ValueError that names the first argument of `DMLabEnv` that is out of range."""
+    positive = range(1, STREAMS)
+    flags = (False, True)
+    allowed: dict[str, range | tuple[Any, ...]] = {
+        "image_height": positive,
+        "image_width": positive,
+        "action_repeat": positive,
+        "stream": range(STREAMS),
+        "actions": tuple(ACTION_SETS),
+        "renderer": ("software", "hardware"),
+        "instruction": flags,
+        "test": flags,
+    }
+    for name, value in given.items():
+        known = allowed[name]
+        is_of_wrong_type = isinstance(known, range) and type(value) is not int
+        if is_of_wrong_type or value not in known:
+            raise ValueError(f"{name}: expected a value in {known}, got {value!r}")
+
+
+def _observation_space(height: int, width: int, instruction: bool) -> spaces.Space[Any]:
+    """Images, or images and instructions."""
+    image = spaces.Box(0, 255, (height, width, 3), np.uint8)
+    if not instruction:
+        return image
+    words = spaces.Box(0, VOCABULARY - 1, (INSTRUCTION_WORDS,), np.int64)
+    return spaces.Dict({"image": image, "instruction": words})
+
+
+def _engine_config(height: int, width: int, dataset: str, test: bool, stream: int | None) -> dict[str, str]:
+    """The engine's settings for views of that size; other arguments as in `DMLabEnv`."""
+    mixer_seed = 0
+    if test:
+        mixer_seed = TEST_MIXER
+    elif stream is not None:
+        mixer_seed = TRAINING_MIXERS + stream
+    config = {
+        "width": str(width),
+        "height": str(height),
+        "fps": str(FRAMES_PER_SECOND),
+        "logLevel": "WARN",
+        "datasetPath": str(dataset),
+        "mixerSeed": str(mixer_seed),
+    }
+    if test:
+        config["allowHoldOutLevels"] = "true"
+    return config
+
+
 def image_size(height: int | None, width: int | None, shrink: int) -> tuple[int, int]:
     """Rows and columns of an observation; None stands for those of Lab's own view over `shrink`.
 
@@ -218,7 +257,11 @@ def image_size(height: int | None, width: int | None, shrink: int) -> tuple[int,
     for name, size, own in (("image_height", height, HEIGHT), ("image_width", width, WIDTH)):
         if size is None and own % shrink:
             raise ValueError(f"shrink: expected a divisor of {own} where {name} is not given, got {shrink}")
-    return HEIGHT // shrink if height is None else height, WIDTH // shrink if width is None else width
+    if height is None:
+        height = HEIGHT // shrink
+    if width is None:
+        width = WIDTH // shrink
+    return height, width
 
 
 def block_means(view: NDArray[np.uint8], k: int) -> NDArray[np.uint8]:

@@ -6,7 +6,6 @@ import signal
 import sys
 import threading
 import traceback
-from contextlib import nullcontext, suppress
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -116,9 +115,13 @@ class calling:
 
 def close(envs: "VectorEnv", task: str) -> None:
     """Closes environments. Errors are ignored while another error is being handled."""
-    failing = sys.exc_info()[1] is not None
-    with suppress(EnvironmentFailed) if failing else nullcontext(), calling(task, "in close"):
-        envs.close()
+    is_handling_another = sys.exc_info()[1] is not None
+    try:
+        with calling(task, "in close"):
+            envs.close()
+    except EnvironmentFailed:
+        if not is_handling_another:
+            raise
 
 
 def about_options(error: BaseException, making: bool) -> ValueError | ImportError | None:
@@ -134,9 +137,13 @@ def about_options(error: BaseException, making: bool) -> ValueError | ImportErro
         return ImportError(str(error))
     if not making:
         return None
-    if not isinstance(error, (ImportError, ValueError, TypeError, AttributeError)) or _foreign(error):
+    if _foreign(error):
         return None
-    return ImportError(str(error)) if isinstance(error, ImportError) else ValueError(str(error))
+    if isinstance(error, ImportError):
+        return ImportError(str(error))
+    if isinstance(error, (ValueError, TypeError, AttributeError)):
+        return ValueError(str(error))
+    return None
 
 
 def described(error: BaseException) -> str:
@@ -166,9 +173,17 @@ def _place(error: BaseException) -> str:
     """The last frames of an environment's code in an error, each line preceded by a newline."""
     walk = traceback.walk_tb(error.__traceback__)
     frames = [entry for entry in walk if entry[0].f_globals is not globals()]  # not `_ring`
-    first = next((index for index, (frame, _) in enumerate(frames) if not _is_ours(frame.f_globals)), 0)
-    lines = traceback.StackSummary.extract(iter(frames[first:][-FRAMES:])).format()
-    return "\n" + "".join(lines).rstrip() if lines else ""
+
+    # From the environment's own code on, if it is there.
+    for index, (frame, _) in enumerate(frames):
+        if not _is_ours(frame.f_globals):
+            frames = frames[index:]
+            break
+
+    lines = traceback.StackSummary.extract(iter(frames[-FRAMES:])).format()
+    if not lines:
+        return ""
+    return "\n" + "".join(lines).rstrip()
 
 
 def _ring(number: int, frame: Any) -> None:

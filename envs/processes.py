@@ -87,7 +87,9 @@ def fitting_processes(make: MakeEnv, num_envs: int, actors: int = 1) -> int:
 
 def cores() -> int:
     """How many cores this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 def step_seconds(make: MakeEnv) -> float:

@@ -533,16 +533,28 @@ def _full(recording: Recording) -> np.ndarray:
 def media(run: Run, page: Path, embed: bool = True) -> dict[str, Any]:
     """The newest video of the run, embedded if it is small, and pages of episodes, as links from the report."""
     found: dict[str, Any] = {"pages": pages_of(run, page)}
-    found |= {"related": related} if embed and (related := pages_about(run.path, page)) else {}
-    if videos := _regular(run.videos, "*.mp4"):
-        video = max(videos, key=lambda path: path.lstat().st_mtime)
-        found["video"] = {"name": video.name, "link": _link(video, page)}
-        if not embed:
-            found["video"]["source"] = found["video"]["link"]
-        with contextlib.suppress(OSError, ValueError):  # it is too large
-            content = read_regular(video, EMBEDDED_BYTES if embed else 0)
-            found["video"]["source"] = f"data:video/mp4;base64,{base64.b64encode(content).decode()}"
+    if embed:
+        related = pages_about(run.path, page)
+        if related:
+            found["related"] = related
+    videos = _regular(run.videos, "*.mp4")
+    if videos:
+        newest = max(videos, key=lambda path: path.lstat().st_mtime)
+        found["video"] = _video(newest, page, embed)
     return found
+
+
+def _video(path: Path, page: Path, embed: bool) -> dict[str, str]:
+    """A video's name, a link to it and, unless it is too large to be embedded, its source."""
+    link = _link(path, page)
+    video = {"name": path.name, "link": link}
+    if not embed:
+        video["source"] = link
+        return video
+    with contextlib.suppress(OSError, ValueError):  # it is too large
+        content = read_regular(path, EMBEDDED_BYTES)
+        video["source"] = f"data:video/mp4;base64,{base64.b64encode(content).decode()}"
+    return video
 
 
 def _regular(folder: Path, pattern: str) -> list[Path]:

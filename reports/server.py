@@ -237,6 +237,23 @@ def _changed(path: Path) -> tuple[int, int]:
     return 0, 0
 
 
+def _requested_part(header: str, size: int) -> tuple[int, int] | None:
+    """Where the part of a file that a Range header asks for begins and ends; None for the whole file.
+
+    Safari plays no videos without it.
+    """
+    found = re.fullmatch(r"bytes=(\d+)-(\d*)", header)
+    if not found:
+        return None
+    begin = int(found[1])
+    end = size
+    if found[2]:
+        end = min(int(found[2]) + 1, size)
+    if begin >= end:
+        return None
+    return begin, end
+
+
 class _Handler(BaseHTTPRequestHandler):
     server: Watch
     server_version, sys_version = "compressive", ""
@@ -285,11 +302,15 @@ class _Handler(BaseHTTPRequestHandler):
             return False
         with os.fdopen(open_regular(run.videos / file), "rb") as opened:
             size = os.fstat(opened.fileno()).st_size
-            part = re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range", ""))  # Safari plays nothing else
-            begin, end = (int(part[1]), min(int(part[2] or size) + 1, size)) if part else (0, size)
-            part, begin, end = (part, begin, end) if begin < end else (None, 0, size)
+            part = _requested_part(self.headers.get("Range", ""), size)
+            if part:
+                begin, end = part
+                content_range = f"bytes {begin}-{end - 1}/{size}"
+            else:
+                begin, end = 0, size
+                content_range = ""
             opened.seek(begin)
-            self._begin(end - begin, kind, FOREIGN_POLICY, f"bytes {begin}-{end - 1}/{size}" if part else "")
+            self._begin(end - begin, kind, FOREIGN_POLICY, content_range)
             for place in range(begin, end, BLOCK):  # not at once: a file of a stranger may be larger than the memory
                 self.wfile.write(opened.read(min(BLOCK, end - place)))
         return True
@@ -298,12 +319,20 @@ class _Handler(BaseHTTPRequestHandler):
         self._begin(len(content), kind, policy)
         self.wfile.write(content)
 
-    def _begin(self, size: int, kind: str, policy: str, part: str = "") -> None:
+    def _begin(self, size: int, kind: str, policy: str, content_range: str = "") -> None:
         """Sends the headers of an answer, or of a part of a file."""
-        self.send_response(HTTPStatus.PARTIAL_CONTENT if part else HTTPStatus.OK)
-        headers = {"Content-Type": kind, "Content-Length": str(size), "Content-Security-Policy": policy}
-        headers |= {"X-Content-Type-Options": "nosniff", "Cache-Control": "no-store", "Referrer-Policy": "no-referrer"}
-        headers |= {"Accept-Ranges": "bytes"} | ({"Content-Range": part} if part else {})
+        self.send_response(HTTPStatus.PARTIAL_CONTENT if content_range else HTTPStatus.OK)
+        headers = {
+            "Content-Type": kind,
+            "Content-Length": str(size),
+            "Content-Security-Policy": policy,
+            "X-Content-Type-Options": "nosniff",
+            "Cache-Control": "no-store",
+            "Referrer-Policy": "no-referrer",
+            "Accept-Ranges": "bytes",
+        }
+        if content_range:
+            headers["Content-Range"] = content_range
         for name, value in headers.items():
             self.send_header(name, value)
         self.end_headers()

@@ -95,46 +95,66 @@ class RoomsConfig:
 
     def __post_init__(self) -> None:
         """Raises ValueError naming the field, what was expected and what was given."""
+        self._check_fields()
+        self._check_view()
+        self._check_rounds()
+        self._check_objects()
+        self._check_plan()
 
-        def check(field: str, ok: bool, expected: str) -> None:
-            if not ok:
-                raise ValueError(f"RoomsConfig.{field}: expected {expected}, got {getattr(self, field)!r}")
+    def _require(self, field: str, ok: bool, expected: str) -> None:
+        if not ok:
+            raise ValueError(f"RoomsConfig.{field}: expected {expected}, got {getattr(self, field)!r}")
 
+    def _check_fields(self) -> None:
+        """Type and range of each field by itself."""
         for field in dataclasses.fields(self):
-            name, value = field.name, getattr(self, field.name)
+            name = field.name
+            value = getattr(self, name)
             if field.type in _FIELD_TYPES:
                 kind, words = _FIELD_TYPES[field.type]
-                check(name, isinstance(value, kind) and (kind is bool) == isinstance(value, bool), words)
+                # A bool is an int, too.
+                is_of_kind = isinstance(value, kind) and isinstance(value, bool) == (kind is bool)
+                self._require(name, is_of_kind, words)
             if field.type in (int, float):
                 low, high = RANGES.get(name, (-MOST, MOST))
-                check(name, low <= value <= high, f"{low} to {high}")
-                check(name, value > 0 or name not in POSITIVE, "more than 0")
+                self._require(name, low <= value <= high, f"{low} to {high}")
+                if name in POSITIVE:
+                    self._require(name, value > 0, "more than 0")
+
+    def _check_view(self) -> None:
         height, width, _ = self.view_shape
         largest = RANGES["image_height"][1]
-        check("shrink", max(height, width) <= largest, f"a view of at most {largest} x {largest} pixels")
-        large = height >= 40 and width >= 64
-        check("hud", large or not self.hud, f"False for images smaller than 40 x 64 such as {height} x {width}")
-        check("redraw_match", self.redraw_match or self.examples == 1, f"True with examples={self.examples}")
+        self._require("shrink", max(height, width) <= largest, f"a view of at most {largest} x {largest} pixels")
+        if self.hud:
+            is_large = height >= 40 and width >= 64
+            self._require("hud", is_large, f"False for images smaller than 40 x 64 such as {height} x {width}")
+
+    def _check_rounds(self) -> None:
+        if self.examples > 1:
+            self._require("redraw_match", self.redraw_match, f"True with examples={self.examples}")
         most = max(self.delay_frames.bit_length() - 1, 0)
         halvings = f"0 to {most}, since delay_frames={self.delay_frames}"
-        check("delay_halvings", 0 <= self.delay_halvings <= most, halvings)
+        self._require("delay_halvings", 0 <= self.delay_halvings <= most, halvings)
+
+    def _check_objects(self) -> None:
         for name, items in (("shapes", self.shapes), ("colours", self.colours)):
-            check(name, isinstance(items, tuple) and len(items) > 0, f"a tuple of {name}")
-        check("shapes", all(name in SHAPES for name in self.shapes), f"names out of {', '.join(SHAPES)}")
-        proper = (
-            isinstance(c, tuple) and len(c) == 3 and all(isinstance(v, int) and 0 <= v <= 255 for v in c)
-            for c in self.colours
-        )
-        check("colours", all(proper), "tuples of three integers 0..255")
+            self._require(name, isinstance(items, tuple) and len(items) > 0, f"a tuple of {name}")
+        are_known = all(name in SHAPES for name in self.shapes)
+        self._require("shapes", are_known, f"names out of {', '.join(SHAPES)}")
+        are_proper = all(_is_colour(colour) for colour in self.colours)
+        self._require("colours", are_proper, "tuples of three integers 0..255")
         for name, items in (("shapes", self.shapes), ("colours", self.colours)):
-            check(name, len(set(items)) == len(items), "none twice")
-        check("shapes", self.num_objects >= 2, "at least 2 objects (shapes x colours) for a choice")
-        apart = max(self.pickup_scale * 72 / 256, self.pickup_scale * 50 / 300) < self.distance_scale
+            self._require(name, len(set(items)) == len(items), "none twice")
+        self._require("shapes", self.num_objects >= 2, "at least 2 objects (shapes x colours) for a choice")
+
+    def _check_plan(self) -> None:
+        across = self.pickup_scale * 72 / 256
+        along = self.pickup_scale * 50 / 300
         zones = f"pickup zones that touch neither each other nor the arrival at distance_scale={self.distance_scale}"
-        check("pickup_scale", apart, zones)
-        check("looks", self.looks in LOOKS, f"one of {', '.join(LOOKS)}")
-        check("actions", self.actions in ACTION_SETS, f"one of {', '.join(ACTION_SETS)}")
-        check("wall_height", self.wall_height > self.eye_height, f"more than eye_height={self.eye_height}")
+        self._require("pickup_scale", max(across, along) < self.distance_scale, zones)
+        self._require("looks", self.looks in LOOKS, f"one of {', '.join(LOOKS)}")
+        self._require("actions", self.actions in ACTION_SETS, f"one of {', '.join(ACTION_SETS)}")
+        self._require("wall_height", self.wall_height > self.eye_height, f"more than eye_height={self.eye_height}")
 
     @property
     def image_shape(self) -> tuple[int, int, int]:
@@ -165,6 +185,13 @@ class RoomsConfig:
     def episode_steps(self) -> int:
         """Agent steps of an episode; the last is shorter if action_repeat does not divide episode_frames."""
         return -(-self.episode_frames // self.action_repeat)
+
+
+def _is_colour(value: object) -> bool:
+    """Whether a value is red, green and blue in 0..255."""
+    if not isinstance(value, tuple) or len(value) != 3:
+        return False
+    return all(isinstance(channel, int) and 0 <= channel <= 255 for channel in value)
 
 
 _FULL = RoomsConfig()
