@@ -8,8 +8,7 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 
 from agent.policies import ActionSpace, Choice, Numbers
 from agent.trajectory import Observation
-from envs.actions import ActionVector
-from envs.actions import Choice as ChoiceColumn
+from envs.actions import ActionVector, ChoiceColumn
 
 IMAGE = ("uint8", 3)
 VECTOR = ("float32", 1)

@@ -16,11 +16,11 @@ from actors.recording import RENDERED_STEPS, Attention, Compressed, Recording, S
 from agent import AgentOutput, EnvOutput
 from agent.core import CompressiveTransformer, State, Transformer, leaves, map_state
 from agent.core.config import LayerSizes
-from agent.policies import Shown
+from agent.policies import PolicySummary
 from agent.trajectory import Observation, image_of, sensed_of
 from envs import guard
 from envs.actions import ActionVector
-from envs.outputs import described, is_picture
+from envs.outputs import describe_value, is_picture
 
 COUNTERS = ("correct_choices", "wrong_choices")
 """Counters of an episode that environments with right and wrong choices have."""
@@ -69,7 +69,7 @@ class _Step(NamedTuple):
     action: np.ndarray
     value: float
     reward: float
-    policy: Shown
+    policy: PolicySummary
     counts: list[float]
     attention: _StepAttention
     pose: np.ndarray | None
@@ -342,7 +342,7 @@ def _render(actor: Actor) -> np.ndarray | None:
     picture = _ask(actor, "render")
     with guard.calling(actor.name, "in render"):
         if not is_picture(picture):
-            raise guard.OutputError(f"render: expected uint8 [height, width, 3], got {described(picture)}")
+            raise guard.OutputError(f"render: expected uint8 [height, width, 3], got {describe_value(picture)}")
     drawn = Image.fromarray(picture)
     most_columns = 2 * RENDERED
     drawn.thumbnail((most_columns, RENDERED))  # smaller pictures stay as they are

@@ -92,7 +92,7 @@ class Recording:
     values, rewards: [T] the value before the action (in the learner's units) and the reward after it (in the
         environment's).
     probabilities: [T, A] of the actions, by the policy; of a vector, those of all values of all its choices.
-    means, scales: [T, N] of the numbers of a vector by the policy; see `agent.policies.Shown`.
+    means, scales: [T, N] of the numbers of a vector by the policy; see `agent.policies.PolicySummary`.
     choices: [T] 1 where the action led to a correct choice, -1 to a wrong one, by the environment's counters; else 0.
     attention: one per layer; empty for cores without attention.
     mass: [T, L, H, 3] the attention on each of `kinds`.

@@ -62,7 +62,7 @@ ActionSpace = int | tuple[Choice | Numbers, ...]
 """The number of actions of a Discrete space, or the parts of a vector."""
 
 
-class Shown(NamedTuple):
+class PolicySummary(NamedTuple):
     """What people are shown of a policy, for parameters [..., P].
 
     probabilities: [..., A] of all values of all choices, one choice after the other.
@@ -129,7 +129,7 @@ class Policy(nn.Module, ABC):
         """The last actions [rows] or [rows, K] at the start of episodes."""
 
     @abstractmethod
-    def show(self, parameters: Tensor) -> Shown:
+    def show(self, parameters: Tensor) -> PolicySummary:
         """What people are shown."""
 
     @abstractmethod
@@ -183,9 +183,9 @@ class Categorical(Policy):
     def none(self, rows: int) -> Tensor:
         return torch.full((rows,), NONE)
 
-    def show(self, parameters: Tensor) -> Shown:
+    def show(self, parameters: Tensor) -> PolicySummary:
         nothing = parameters.new_empty(*parameters.shape[:-1], 0)
-        return Shown(parameters.softmax(dim=-1), nothing, nothing)
+        return PolicySummary(parameters.softmax(dim=-1), nothing, nothing)
 
     def encode(self, effect: Tensor) -> Tensor:
         values = torch.arange(self.num_features, device=effect.device)
@@ -275,13 +275,13 @@ class Joint(Policy):
             values.append(torch.full(shape, block.none))
         return torch.cat(values, dim=-1)
 
-    def show(self, parameters: Tensor) -> Shown:
-        shown: list[Shown] = []
+    def show(self, parameters: Tensor) -> PolicySummary:
+        shown: list[PolicySummary] = []
         for block, own in zip(self.blocks, self._split(parameters), strict=True):
             shown.append(block.show(own))
         # Each field of the blocks, one after the other.
         fields = [torch.cat(parts, dim=-1) for parts in zip(*shown, strict=True)]
-        return Shown(*fields)
+        return PolicySummary(*fields)
 
     def encode(self, effect: Tensor) -> Tensor:
         features: list[Tensor] = []
@@ -327,7 +327,7 @@ class _Block(nn.Module, ABC):
     def encode(self, columns: Tensor) -> Tensor: ...
 
     @abstractmethod
-    def show(self, parameters: Tensor) -> Shown: ...
+    def show(self, parameters: Tensor) -> PolicySummary: ...
 
 
 class _Choices(_Block):
@@ -389,12 +389,12 @@ class _Choices(_Block):
         one_hot = (columns[..., None] == values).flatten(-2)
         return one_hot[..., self.places].float()
 
-    def show(self, parameters: Tensor) -> Shown:
+    def show(self, parameters: Tensor) -> PolicySummary:
         logits = self._table(parameters, -math.inf)
         table = logits.softmax(dim=-1).flatten(-2)
         probabilities = table[..., self.places]
         nothing = parameters.new_empty(*parameters.shape[:-1], 0)
-        return Shown(probabilities, nothing, nothing)
+        return PolicySummary(probabilities, nothing, nothing)
 
     def _table(self, values: Tensor, missing: float) -> Tensor:
         """Values [..., P] as [..., K, most]."""
@@ -481,10 +481,10 @@ class _Gaussian(_Block):
         # Numbers without bounds may be large.
         return torch.where(self.bounded, columns, squash(columns))
 
-    def show(self, parameters: Tensor) -> Shown:
+    def show(self, parameters: Tensor) -> PolicySummary:
         mean, log_scale = self._moments(parameters)
         nothing = parameters.new_empty(*parameters.shape[:-1], 0)
-        return Shown(nothing, self.effect(mean), log_scale.exp())
+        return PolicySummary(nothing, self.effect(mean), log_scale.exp())
 
     def _moments(self, parameters: Tensor) -> tuple[Tensor, Tensor]:
         """Means and logarithms of scales."""

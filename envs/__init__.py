@@ -14,17 +14,17 @@ from envs import names
 from envs.guard import EnvironmentFailed, EnvironmentLost, WrongOutput, limit_calls
 
 if TYPE_CHECKING:
-    from envs.actions import ActionVector, Choice, Numbers
+    from envs.actions import ActionVector, ChoiceColumn, NumberColumns
     from envs.registry import drawing, make_device, make_vector, prepare, with_view
     from envs.scores import chance_of_choice, mean_normalised, reference_scores
     from envs.specs import foreign_code, held_out, parse_spec, require_consent, tasks, untaught
 
 __all__ = [
     "ActionVector",
-    "Choice",
+    "ChoiceColumn",
     "EnvironmentFailed",
     "EnvironmentLost",
-    "Numbers",
+    "NumberColumns",
     "WrongOutput",
     "chance_of_choice",
     "drawing",
@@ -46,7 +46,7 @@ __all__ = [
 names.register()
 
 _MODULES = {
-    "actions": ("ActionVector", "Choice", "Numbers"),
+    "actions": ("ActionVector", "ChoiceColumn", "NumberColumns"),
     "registry": ("drawing", "make_device", "make_vector", "prepare", "with_view"),
     "scores": ("chance_of_choice", "mean_normalised", "reference_scores"),
     "specs": ("foreign_code", "held_out", "parse_spec", "require_consent", "tasks", "untaught"),

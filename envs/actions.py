@@ -3,12 +3,12 @@
 A Discrete space stays as it is, from 0. Of every other space `action_vector` makes an `ActionVector`, and a function
 that converts one of its rows to the environment's own action.
 
-| space                                       | columns                                                              |
-|---------------------------------------------|----------------------------------------------------------------------|
-| Discrete, MultiDiscrete, MultiBinary        | a `Choice` an element                                                |
-| Box of whole numbers or of bool             | a `Choice` an element, of its values from low to high                |
-| Box of floats, flattened                    | `Numbers`, a column each: -1..1 for low..high; itself without bounds |
-| Tuple, Dict                                 | those of its parts, one after the other                              |
+| space                                | columns                                                                    |
+|--------------------------------------|----------------------------------------------------------------------------|
+| Discrete, MultiDiscrete, MultiBinary | a `ChoiceColumn` an element                                                |
+| Box of whole numbers or of bool      | a `ChoiceColumn` an element, of its values from low to high                |
+| Box of floats, flattened             | `NumberColumns`, a column each: -1..1 for low..high; itself without bounds |
+| Tuple, Dict                          | those of its parts, one after the other                                    |
 """
 
 from collections.abc import Callable, Iterable
@@ -31,22 +31,32 @@ Convert = Callable[[Any], Any]
 MIXED_BOUNDS = "bounds that are both finite or both infinite"
 
 
-class Choice(NamedTuple):
+class ChoiceColumn(NamedTuple):
     """One column, which holds an index from 0 to `size` - 1."""
 
     name: str
     size: int
 
+    @property
+    def num_columns(self) -> int:
+        """1, of its index."""
+        return 1
 
-class Numbers(NamedTuple):
+
+class NumberColumns(NamedTuple):
     """A column for each number: in -1..1, which stands for low..high, or the number itself where these are infinite."""
 
     name: str
     low: tuple[float, ...]
     high: tuple[float, ...]
 
+    @property
+    def num_columns(self) -> int:
+        """How many numbers there are."""
+        return len(self.low)
 
-Part = Choice | Numbers
+
+Part = ChoiceColumn | NumberColumns
 
 
 class ActionVector(spaces.Box):
@@ -65,7 +75,7 @@ class ActionVector(spaces.Box):
         lows: list[float] = []
         highs: list[float] = []
         for part in self.parts:
-            if isinstance(part, Choice):
+            if isinstance(part, ChoiceColumn):
                 lows.append(0.0)
                 highs.append(part.size - 1.0)
             else:
@@ -82,15 +92,17 @@ class ActionVector(spaces.Box):
     @property
     def is_choice(self) -> NDArray[np.bool_]:
         """Which columns are choices, [K] bool."""
-        kinds = [[True] if isinstance(part, Choice) else [False] * len(part.low) for part in self.parts]
-        return np.concatenate(kinds)
+        kinds: list[bool] = []
+        for part in self.parts:
+            kinds += [isinstance(part, ChoiceColumn)] * part.num_columns
+        return np.array(kinds, bool)
 
     @property
     def column_names(self) -> tuple[str, ...]:
         """A name for each column: that of its part, with an index if the part has several columns."""
         found: list[str] = []
         for part in self.parts:
-            found += _names(part.name, 1 if isinstance(part, Choice) else len(part.low))
+            found += _names(part.name, part.num_columns)
         return tuple(found)
 
     def sample(self, mask: None = None, probability: None = None) -> Row:
@@ -187,7 +199,7 @@ def action_vector(space: spaces.Space[Any], rows: int | None = None) -> tuple[Ac
             or of more than `MOST_NUMBERS`.
     """
     parts, convert = _part(space, ())
-    total = sum(part.size if isinstance(part, Choice) else len(part.low) for part in parts)
+    total = sum(part.size if isinstance(part, ChoiceColumn) else len(part.low) for part in parts)
     if not 1 <= total <= MOST_NUMBERS:
         expected = f"1 to {MOST_NUMBERS:,} choices and numbers"
         raise ValueError(f"action space: expected {expected}, got {total:,} in {line(space)}")
@@ -239,7 +251,7 @@ def _nest(inner: dict[Any, Any], place: Place) -> tuple[list[Part], list[Convert
     begin = 0
     for key, space in inner.items():
         parts, convert = _part(space, (*place, key))
-        end = begin + sum(_columns(part) for part in parts)
+        end = begin + sum(part.num_columns for part in parts)
         converts.append(_of_columns(convert, slice(begin, end)))
         found += parts
         begin = end
@@ -284,7 +296,7 @@ def _choices(space: Any, place: Place) -> tuple[list[Part], Convert]:
         return shaped[()] if isinstance(space, spaces.Discrete) else shaped  # a single number is no array
 
     names = _names(label(place, "action"), len(sizes))
-    return [Choice(name, size) for name, size in zip(names, sizes, strict=True)], convert
+    return [ChoiceColumn(name, size) for name, size in zip(names, sizes, strict=True)], convert
 
 
 def _floats(space: spaces.Box, place: Place) -> tuple[list[Part], Convert]:
@@ -312,16 +324,12 @@ def _floats(space: spaces.Box, place: Place) -> tuple[list[Part], Convert]:
         scaled = least * (1 - upper) + most * upper
         return np.where(bounded, scaled, row).astype(dtype).reshape(row.shape[:-1] + shape)
 
-    return [Numbers(label(place, "action"), tuple(low.tolist()), tuple(high.tolist()))], convert
+    return [NumberColumns(label(place, "action"), tuple(low.tolist()), tuple(high.tolist()))], convert
 
 
 def _refusal(expected: str, got: str, place: Place) -> ValueError:
     where = f" as {expression(place, 'action')}" if place else ""
     return ValueError(f"action space: expected {expected}, got {got}{where}")
-
-
-def _columns(part: Part) -> int:
-    return 1 if isinstance(part, Choice) else len(part.low)
 
 
 def _names(name: str, size: int) -> list[str]:
@@ -330,4 +338,6 @@ def _names(name: str, size: int) -> list[str]:
 
 
 def _described(part: Part) -> str:
-    return f"{part.size} choices" if isinstance(part, Choice) else f"{len(part.low)} numbers"
+    if isinstance(part, ChoiceColumn):
+        return f"{part.size} choices"
+    return f"{part.num_columns} numbers"

@@ -16,7 +16,7 @@ from gymnasium import spaces
 
 from envs.guard import OutputError
 from envs.gym import adapt
-from envs.outputs import conformer, described, number
+from envs.outputs import conformer, describe_value, number
 from envs.rooms import RoomsConfig, RoomsEnv
 
 
@@ -79,7 +79,7 @@ class DmEnv(gymnasium.Env[Any, Any]):
 def _timestep(call: str, answer: Any) -> Any:
     """What a call returned, if it has what a `dm_env.TimeStep` has."""
     if not all(hasattr(answer, name) for name in ("first", "last", "reward", "discount", "observation")):
-        raise OutputError(f"{call}: expected a dm_env.TimeStep, got {described(answer)}")
+        raise OutputError(f"{call}: expected a dm_env.TimeStep, got {describe_value(answer)}")
     return answer
 
 

@@ -110,7 +110,7 @@ class calling:
         failed = EnvironmentFailed
         if isinstance(error, ProcessDied):
             failed = EnvironmentLost
-        raise failed(f"environment {self.task} failed {self}: {described(error)}") from error
+        raise failed(f"environment {self.task} failed {self}: {describe_error(error)}") from error
 
 
 def close(envs: "VectorEnv", task: str) -> None:
@@ -146,7 +146,7 @@ def about_options(error: BaseException, making: bool) -> ValueError | ImportErro
     return None
 
 
-def described(error: BaseException) -> str:
+def describe_error(error: BaseException) -> str:
     """An error's type and text and, on further lines, its place in the environment's code."""
     if isinstance(error, (ForeignError, ProcessDied)):
         return str(error)

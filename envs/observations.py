@@ -31,7 +31,7 @@ MOST_NAMED = 32
 """Most elements of a vector that have names."""
 
 
-class Shown(NamedTuple):
+class ObservationForm(NamedTuple):
     """How observations are shown.
 
     space: of what is shown.
@@ -92,7 +92,7 @@ def adapt_observations(env: Env) -> Env:
     return adapted
 
 
-def shown_as(space: spaces.Space[Any], rows: int | None = None) -> Shown:
+def shown_as(space: spaces.Space[Any], rows: int | None = None) -> ObservationForm:
     """How observations of a space are shown; see the module.
 
     Args:
@@ -104,7 +104,7 @@ def shown_as(space: spaces.Space[Any], rows: int | None = None) -> Shown:
         ValueError: for OneOf, Sequence, Graph and spaces of other libraries, for nests without numbers and texts, and
             for more than `MOST_NUMBERS` numbers in the vector.
     """
-    images: dict[Place, Shown] = {}
+    images: dict[Place, ObservationForm] = {}
     numbers: dict[Place, spaces.Space[Any]] = {}
     texts: dict[Place, spaces.Text] = {}
     for place, part in leaves(space):
@@ -150,7 +150,7 @@ def shown_as(space: spaces.Space[Any], rows: int | None = None) -> Shown:
             instruction = np.stack([numbered(texts) for texts in zip(*found, strict=True)])
         return {"image": convert(observation), "instruction": instruction}
 
-    return Shown(spaces.Dict(image=seen.space, instruction=words), show, seen.names, seen.elements, read)
+    return ObservationForm(spaces.Dict(image=seen.space, instruction=words), show, seen.names, seen.elements, read)
 
 
 def _element_names(numbers: dict[Place, spaces.Space[Any]]) -> tuple[str, ...]:
@@ -170,7 +170,7 @@ def _element_names(numbers: dict[Place, spaces.Space[Any]]) -> tuple[str, ...]:
     return tuple(names)
 
 
-def image_as(space: spaces.Space[Any]) -> Shown | None:
+def image_as(space: spaces.Space[Any]) -> ObservationForm | None:
     """How an image or a batch is shown, uint8 [..., height, width, channels]; None for spaces that are not of images.
 
     Images are uint8 and uint16 of two to four axes, and Boxes of another dtype of three or four axes with bounds of
@@ -199,7 +199,7 @@ def image_as(space: spaces.Space[Any]) -> Shown | None:
     # Values: whole numbers from 0 to 255.
     as_it_is = space.dtype == np.uint8 and high != 1.0
     if as_it_is and result == shape and order == (0, 1, 2):
-        return Shown(space, None)
+        return ObservationForm(space, None)
     scale = 255.0 / high if high > 0 else 1.0
 
     batch_order = (0, *(axis + 1 for axis in order))
@@ -213,7 +213,7 @@ def image_as(space: spaces.Space[Any]) -> Shown | None:
             return image.transpose(order).reshape(result)
         return image.transpose(batch_order).reshape(-1, *result)
 
-    return Shown(spaces.Box(0, 255, result, np.uint8), show)
+    return ObservationForm(spaces.Box(0, 255, result, np.uint8), show)
 
 
 def _planes_first(shape: Sequence[int]) -> bool:
@@ -238,7 +238,7 @@ def words_space(length: int) -> spaces.Box:
     return spaces.Box(0, VOCABULARY - 1, (length,), np.int64)
 
 
-def _vector(space: spaces.Space[Any], rows: int | None) -> Shown:
+def _vector(space: spaces.Space[Any], rows: int | None) -> ObservationForm:
     """How numbers of any kind are shown: float32 [features], in which whole numbers are one-hot."""
     size = spaces.flatdim(space)
     if not 1 <= size <= MOST_NUMBERS:
@@ -246,36 +246,36 @@ def _vector(space: spaces.Space[Any], rows: int | None) -> Shown:
         raise ValueError(f"observation space: expected {expected}, got {size:,} in {line(space)}")
     flat: Any = spaces.flatten_space(space)
     vector = spaces.Box(flat.low.astype(np.float32), flat.high.astype(np.float32), dtype=np.float32)
-    return Shown(vector, flattener(space) if rows is None else batch_flattener(space))
+    return ObservationForm(vector, flattener(space) if rows is None else batch_flattener(space))
 
 
-def _joined_vector(numbers: dict[Place, spaces.Space[Any]], rows: int | None) -> Shown:
+def _joined_vector(numbers: dict[Place, spaces.Space[Any]], rows: int | None) -> ObservationForm:
     """The vector of the numbers in a nest that has other things as well."""
     vector = _vector(spaces.Tuple(list(numbers.values())), rows)
     flatten = vector.convert or _unchanged
     places = tuple(numbers)
-    return Shown(vector.space, lambda observation: flatten([at(observation, place) for place in places]))
+    return ObservationForm(vector.space, lambda observation: flatten([at(observation, place) for place in places]))
 
 
-def _together(parts: list[tuple[str, Shown]], rows: int | None) -> Shown:
+def _together(parts: list[tuple[str, ObservationForm]], rows: int | None) -> ObservationForm:
     """Several parts as a Tuple; one as it is; and a vector of one 0 if there is none, as where all is text."""
     if not parts:
         nothing = np.zeros(1 if rows is None else (rows, 1), np.float32)
-        return Shown(spaces.Box(0, 1, (1,), np.float32), lambda observation: nothing)
+        return ObservationForm(spaces.Box(0, 1, (1,), np.float32), lambda observation: nothing)
     if len(parts) == 1:
         return parts[0][1]
     converts = [shown.convert or _unchanged for _, shown in parts]
     space = spaces.Tuple([shown.space for _, shown in parts])
     names = tuple(name for name, _ in parts)
-    return Shown(space, lambda observation: tuple([convert(observation) for convert in converts]), names)
+    return ObservationForm(space, lambda observation: tuple([convert(observation) for convert in converts]), names)
 
 
-def _inner(shown: Shown, place: Place) -> Shown:
+def _inner(shown: ObservationForm, place: Place) -> ObservationForm:
     """The same for an observation that has the part at a place."""
     if not place:
         return shown
     convert = shown.convert or _unchanged
-    return Shown(shown.space, lambda observation: convert(at(observation, place)))
+    return ObservationForm(shown.space, lambda observation: convert(at(observation, place)))
 
 
 def _unchanged(observation: Any) -> Any:

@@ -96,7 +96,7 @@ def _values(call: str, answer: Any, names: tuple[str, ...]) -> Any:
     """The values that a call returned, if there are as many as names."""
     if isinstance(answer, LISTS) and len(answer) == len(names):
         return answer
-    got = str(len(answer)) if isinstance(answer, LISTS) else described(answer)
+    got = str(len(answer)) if isinstance(answer, LISTS) else describe_value(answer)
     raise OutputError(f"{call}: expected {len(names)} values ({', '.join(names)}) as gymnasium's Env, got {got}")
 
 
@@ -131,7 +131,7 @@ def _dict_conformer(space: spaces.Dict, name: str) -> Callable[[Any], Any]:
 
     def conform(value: Any) -> Any:
         if not isinstance(value, Mapping) or any(key not in value for key in parts):
-            raise OutputError(f"{name}: expected a dict of {_keys(parts)}, got {described(value)}")
+            raise OutputError(f"{name}: expected a dict of {_keys(parts)}, got {describe_value(value)}")
         return {key: part(value[key]) for key, part in parts.items()}
 
     return conform
@@ -142,7 +142,7 @@ def _tuple_conformer(space: spaces.Tuple, name: str) -> Callable[[Any], Any]:
 
     def conform(value: Any) -> Any:
         if not isinstance(value, LISTS):
-            raise OutputError(f"{name}: expected a tuple of {len(parts)}, got {described(value)}")
+            raise OutputError(f"{name}: expected a tuple of {len(parts)}, got {describe_value(value)}")
         if len(value) != len(parts):
             raise OutputError(f"{name}: expected a tuple of {len(parts)}, got one of {len(value)}")
         return tuple([part(item) for part, item in zip(parts, value)])
@@ -157,7 +157,7 @@ def _discrete_conformer(space: spaces.Discrete, name: str) -> Callable[[Any], An
     def conform(value: Any) -> Any:
         whole = value if type(value) is int else _converted(space, value, name)
         if not first <= whole <= last:
-            raise OutputError(f"{name}: expected a value of {line(space)}, got {described(value)}")
+            raise OutputError(f"{name}: expected a value of {line(space)}, got {describe_value(value)}")
         return whole
 
     return conform
@@ -166,7 +166,7 @@ def _discrete_conformer(space: spaces.Discrete, name: str) -> Callable[[Any], An
 def _text_conformer(name: str) -> Callable[[Any], Any]:
     def conform(value: Any) -> Any:
         if not isinstance(value, str):
-            raise OutputError(f"{name}: expected a text, got {described(value)}")
+            raise OutputError(f"{name}: expected a text, got {describe_value(value)}")
         return value
 
     return conform
@@ -188,7 +188,7 @@ def _array_conformer(space: Any, name: str) -> Callable[[Any], NDArray[Any]]:
         if floats and not float(np.vdot(array, array)) <= LARGEST:
             _require_finite(array, name)
         if limits and not ((array >= limits[0]) & (array < limits[1])).all():
-            raise OutputError(f"{name}: expected a value of {line(space)}, got {described(array)}")
+            raise OutputError(f"{name}: expected a value of {line(space)}, got {describe_value(array)}")
         return array
 
     return conform
@@ -203,7 +203,9 @@ def _converted(space: spaces.Space[Any], value: Any, name: str) -> NDArray[Any]:
             converted = array.astype(dtype)
         if dtype.kind == "f" or np.array_equal(converted, array):
             return converted
-    raise OutputError(f"{name}: expected {dtype} {list(space.shape or ())} as in its space, got {described(value)}")
+    raise OutputError(
+        f"{name}: expected {dtype} {list(space.shape or ())} as in its space, got {describe_value(value)}"
+    )
 
 
 def _require_finite(array: NDArray[Any], name: str) -> None:
@@ -221,7 +223,7 @@ def number(value: Any, name: str) -> float:
         return float(plain)
     array = _numbers(value)
     if array is None or array.shape:
-        raise OutputError(f"{name}: expected one number, shape [], got {described(value)}")
+        raise OutputError(f"{name}: expected one number, shape [], got {describe_value(value)}")
     if not abs(float(array)) <= LARGEST:
         raise OutputError(f"{name}: expected a finite number (float32), got {value}")
     return float(array)
@@ -233,7 +235,7 @@ def flag(value: Any, name: str) -> bool:
         return value
     array = _numbers(value)
     if array is None or array.shape or float(array) not in (0.0, 1.0):
-        raise OutputError(f"{name}: expected True or False, got {described(value)}")
+        raise OutputError(f"{name}: expected True or False, got {describe_value(value)}")
     return bool(array)
 
 
@@ -277,7 +279,7 @@ def is_picture(value: Any) -> bool:
     return isinstance(value, np.ndarray) and value.dtype == np.uint8 and value.ndim == 3 and value.shape[2] == 3
 
 
-def described(value: Any) -> str:
+def describe_value(value: Any) -> str:
     """What a value is, for errors: dtype, shape and numbers of an array, type and text of other objects."""
     if value is None:
         return "None"

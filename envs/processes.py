@@ -28,7 +28,7 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space, create_empty_array
 from numpy.typing import NDArray
 
-from envs.guard import ForeignError, Interrupted, OutputError, ProcessDied, about_options, described
+from envs.guard import ForeignError, Interrupted, OutputError, ProcessDied, about_options, describe_error
 from envs.observations import Instructed
 from envs.outputs import number
 
@@ -412,7 +412,7 @@ def _serve(pipe: Connection, make: MakeEnv, num_envs: int, errors: str | None) -
     except BaseException as error:  # also an exit
         mistake = about_options(error, making=envs is None)
         with suppress(ConnectionError):
-            pipe.send(mistake or ForeignError(f"{described(error)}\n  in environment process {os.getpid()}"))
+            pipe.send(mistake or ForeignError(f"{describe_error(error)}\n  in environment process {os.getpid()}"))
     finally:
         if envs is not None:
             envs.close()

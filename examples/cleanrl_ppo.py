@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from torch.distributions import Categorical, Independent, Normal
 
 from agent.core import Core, State, index_state, make_core, matched_cores
-from envs import ActionVector, Choice, make_vector
+from envs import ActionVector, ChoiceColumn, make_vector
 
 
 @dataclass
@@ -129,14 +129,14 @@ class Actor(nn.Module):
 
     def __init__(self, space: Discrete | ActionVector, size: int) -> None:
         super().__init__()
-        parts = [Choice("", int(space.n))] if isinstance(space, Discrete) else space.parts
+        parts = [ChoiceColumn("", int(space.n))] if isinstance(space, Discrete) else space.parts
         self.heads = nn.ModuleList()
         self.log_stds = nn.ParameterDict()
         for index, part in enumerate(parts):
-            if isinstance(part, Choice):
+            if isinstance(part, ChoiceColumn):
                 outputs = part.size
             else:
-                outputs = len(part.low)
+                outputs = part.num_columns
                 self.log_stds[str(index)] = nn.Parameter(torch.zeros(outputs))
             self.heads.append(layer_init(nn.Linear(size, outputs), std=0.01))
 

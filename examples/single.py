@@ -7,7 +7,7 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 
-from envs import ActionVector, Choice, Numbers, make_vector
+from envs import ActionVector, ChoiceColumn, make_vector
 
 
 class Single(gymnasium.Env):
@@ -48,11 +48,11 @@ def spaces_of(vector: ActionVector) -> list[spaces.Space[Any]]:
     begin = 0
     for kind, group in groupby(vector.parts, type):
         parts = list(group)
-        if kind is Choice:
-            found.append(spaces.MultiDiscrete([part.size for part in parts if isinstance(part, Choice)]))
+        if kind is ChoiceColumn:
+            found.append(spaces.MultiDiscrete([part.size for part in parts if isinstance(part, ChoiceColumn)]))
             begin += len(parts)
         else:
-            end = begin + sum(len(part.low) for part in parts if isinstance(part, Numbers))
+            end = begin + sum(part.num_columns for part in parts)
             found.append(spaces.Box(vector.low[begin:end], vector.high[begin:end]))
             begin = end
     return found

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from actors.recording import Recording
-from envs.actions import Choice
+from envs.actions import ChoiceColumn
 
 
 class Column(NamedTuple):
@@ -37,7 +37,7 @@ def columns(recording: Recording) -> list[Column]:
     found: list[Column] = []
     names = iter(recording.action_names)
     for part in recording.parts:
-        if isinstance(part, Choice):
+        if isinstance(part, ChoiceColumn):
             found.append(Column(next(names), part.size, 0.0, part.size - 1.0))
             continue
         for low, high in zip(part.low, part.high, strict=True):

@@ -17,7 +17,7 @@ from torch.nn import functional as F
 from .cache import KVCache
 from .config import RoutedSizes, RoutingTransformerConfig
 from .contract import Mean, full_precision
-from .transformer import Steps, Transformer, TransformerLayer, additive_mask
+from .transformer import SegmentSteps, Transformer, TransformerLayer, additive_mask
 
 TEMPERATURE = 0.3
 """Of the softmax over clusters in the router's loss. At 0.1 few pairs of query and key find a common cluster."""
@@ -246,7 +246,7 @@ class RoutedLayer(TransformerLayer[RoutedLayerState]):
         groups_first = own.movedim(-1, 1)  # [B, G, H / G, k w, K]
         return groups_first.flatten(1, 2)
 
-    def attention_mask(self, x: Tensor, state: RoutedLayerState, common: Tensor, steps: Steps) -> Tensor:
+    def attention_mask(self, x: Tensor, state: RoutedLayerState, common: Tensor, steps: SegmentSteps) -> Tensor:
         """A step sees the slots of its episode in the cluster that is nearest to it."""
         if self.router is None:
             return common
@@ -270,7 +270,7 @@ class RoutedLayer(TransformerLayer[RoutedLayerState]):
         recent = common.expand(-1, num_masks, -1, -1)
         return torch.cat([routed, recent], dim=-1)
 
-    def hide(self, mask: Tensor, hidden: Tensor, steps: Steps) -> Tensor:
+    def hide(self, mask: Tensor, hidden: Tensor, steps: SegmentSteps) -> Tensor:
         """See `TransformerLayer`; heads see the routed slots of their own group."""
         if self.router is None:
             return super().hide(mask, hidden, steps)

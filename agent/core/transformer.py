@@ -74,7 +74,7 @@ StateT = TypeVar("StateT", bound=TransformerState)
 LayerStateT = TypeVar("LayerStateT", bound=TransformerLayerState)
 
 
-class Steps(NamedTuple):
+class SegmentSteps(NamedTuple):
     """T consecutive steps of one segment: where they stand in the segment, and in the episodes of their rows.
 
     offset: steps of the segment before the first of them.
@@ -100,13 +100,13 @@ class Steps(NamedTuple):
         return of_these + of_earlier
 
 
-def locate(reset: Tensor, age: Tensor, offset: int) -> Steps:
+def locate(reset: Tensor, age: Tensor, offset: int) -> SegmentSteps:
     """The steps with the resets [B, T], given the age [B] of each row's episode before the first of them."""
     episode = reset.long().cumsum(dim=1)  # 0 is the episode that the state remembers
     unbroken = episode == 0
     same_episode = episode[:, :, None] == episode[:, None, :]
     own = same_episode.tril()  # and not later
-    return Steps(offset, age, unbroken, own)
+    return SegmentSteps(offset, age, unbroken, own)
 
 
 def additive_mask(seen: Tensor, like: Tensor) -> Tensor:
@@ -194,7 +194,7 @@ class TransformerLayer(nn.Module, Generic[LayerStateT]):
         x: Tensor,
         state: LayerStateT,
         common_mask: Tensor,
-        steps: Steps,
+        steps: SegmentSteps,
         return_weights: bool = False,
         hidden: Tensor | None = None,
     ) -> tuple[Tensor, LayerStateT, Tensor | None]:
@@ -278,7 +278,7 @@ class TransformerLayer(nn.Module, Generic[LayerStateT]):
         oldest = self.sizes.memory + offset
         return torch.arange(oldest, 0, -1, device=device)
 
-    def attention_mask(self, x: Tensor, state: LayerStateT, common: Tensor, steps: Steps) -> Tensor:
+    def attention_mask(self, x: Tensor, state: LayerStateT, common: Tensor, steps: SegmentSteps) -> Tensor:
         """The mask [B, 1 or H, T, S] of steps x [B, T, D]: 0 where a step may attend to a slot, -infinity elsewhere.
 
         The last T slots are the steps themselves. `common` [B, 1, T, S] is the mask of these and of the slots that
@@ -286,7 +286,7 @@ class TransformerLayer(nn.Module, Generic[LayerStateT]):
         """
         return common
 
-    def hide(self, mask: Tensor, hidden: Tensor, steps: Steps) -> Tensor:
+    def hide(self, mask: Tensor, hidden: Tensor, steps: SegmentSteps) -> Tensor:
         """A mask of `attention_mask` without the hidden slots [B, S] of the state. The steps themselves stay."""
         before = hidden[:, : mask.shape[-1] - steps.own.shape[1]]
         padded = F.pad(before, (0, steps.own.shape[1]))  # [B, slots before the steps and the steps]
@@ -447,7 +447,7 @@ class Transformer(Core, Generic[StateT, LayerStateT]):
             attention=joined_attention,
         )
 
-    def _masks(self, steps: Steps, x: Tensor) -> dict[LayerSizes | RoutedSizes, Tensor]:
+    def _masks(self, steps: SegmentSteps, x: Tensor) -> dict[LayerSizes | RoutedSizes, Tensor]:
         """The masks [B, 1, T, S] that `TransformerLayer.attention_mask` is given, in the dtype of the inputs x.
 
         By the sizes of layers: layers of equal sizes share one.

@@ -19,7 +19,7 @@ from actors.recorder import record_episodes
 from actors.recording import Recording
 from agent import Agent, AgentConfig, AgentOutput
 from agent.core import LSTMConfig
-from envs.actions import Choice
+from envs.actions import ChoiceColumn
 from envs.gym import adapt
 from envs.outputs import checked
 from envs.processes import batch
@@ -213,7 +213,7 @@ def test_the_film_says_what_each_column_is(recording: Recording, tmp_path: Path)
 
 
 def test_the_film_leaves_out_what_does_not_fit(recording: Recording) -> None:
-    parts = (Choice("switch", 2),) * 90
+    parts = (ChoiceColumn("switch", 2),) * 90
     many = replace(
         recording,
         parts=parts,

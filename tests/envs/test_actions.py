@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 import envs
 from envs import guard
-from envs.actions import ActionVector, Choice, Numbers, action_vector
+from envs.actions import ActionVector, ChoiceColumn, NumberColumns, action_vector
 from envs.guard import OutputError
 from envs.gym import adapt
 from envs.processes import batch
@@ -123,11 +123,11 @@ NEST = spaces.Dict(
     legs=spaces.Tuple([spaces.MultiBinary(2), spaces.Box(-np.inf, np.inf, (1,), np.float64)]),
 )
 PARTS = (
-    Numbers("arm", (-2.0, -2.0), (2.0, 2.0)),
-    Choice("gripper", 3),
-    Choice("legs[0][0]", 2),
-    Choice("legs[0][1]", 2),
-    Numbers("legs[1]", (-INFINITE,), (INFINITE,)),
+    NumberColumns("arm", (-2.0, -2.0), (2.0, 2.0)),
+    ChoiceColumn("gripper", 3),
+    ChoiceColumn("legs[0][0]", 2),
+    ChoiceColumn("legs[0][1]", 2),
+    NumberColumns("legs[1]", (-INFINITE,), (INFINITE,)),
 )
 
 
@@ -167,9 +167,9 @@ def test_a_batch_of_vectors_keeps_its_parts() -> None:
 
 def test_vectors_with_other_parts_or_no_parts_are_not_equal() -> None:
     """Three choices and numbers in 0..2 have the same bounds."""
-    vector = ActionVector([Choice("a", 3)])
+    vector = ActionVector([ChoiceColumn("a", 3)])
     plain = spaces.Box(vector.low, vector.high, dtype=np.float32)
-    for other in (ActionVector([Choice("b", 3)]), plain):
+    for other in (ActionVector([ChoiceColumn("b", 3)]), plain):
         assert vector != other
         assert other != vector
     assert not vector.contains(np.array([0.5], np.float32))

@@ -11,7 +11,7 @@ from dm_env import specs, test_utils
 from gymnasium import spaces
 
 import envs
-from envs.actions import Choice, Numbers
+from envs.actions import ChoiceColumn, NumberColumns
 from envs.dm import DmEnv, RoomsDmEnv, to_space
 from envs.gym import adapt
 from envs.rooms import RoomsConfig, RoomsEnv
@@ -85,8 +85,12 @@ def test_by_the_name_of_a_function() -> None:
 
 def test_actions_of_several_specs_are_one_vector() -> None:
     env = envs.make_vector("dm:tests.envs.dm_tasks:Drift", 2)
-    push = Numbers("action[0]", (-0.5, 0.0), (0.5, 1.0))
-    assert env.single_action_space.parts == (push, Choice("action[1].brake", 3), Choice("action[1].gear", 4))
+    push = NumberColumns("action[0]", (-0.5, 0.0), (0.5, 1.0))
+    assert env.single_action_space.parts == (
+        push,
+        ChoiceColumn("action[1].brake", 3),
+        ChoiceColumn("action[1].gear", 4),
+    )
     env.reset(seed=0)
     for _ in range(20):
         env.step(env.action_space.sample())  # the task itself checks what it receives
@@ -111,7 +115,7 @@ def test_a_task_of_dm_control() -> None:
     spec = "dm:envs.dm:control_suite,domain=cartpole"
     env = envs.make_vector(f"{spec},task=swingup", 2)
     low, high = (-1.0,), (1.0,)
-    assert env.single_action_space.parts == (Numbers("action", low, high),)
+    assert env.single_action_space.parts == (NumberColumns("action", low, high),)
     assert env.single_observation_space == spaces.Box(-np.inf, np.inf, (5,), np.float32)
     first, _ = env.reset(seed=3)
     env.step(np.ones((2, 1), np.float32))

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from actors import Actor
 from agent import Agent, AgentConfig
 from agent.core import FlatCore, matched_cores
-from envs import ActionVector, Choice, Numbers, make_vector
+from envs import ActionVector, ChoiceColumn, NumberColumns, make_vector
 from envs.gym import adapt
 from envs.processes import SerialVectorEnv
 from examples import cleanrl_ppo
@@ -224,7 +224,7 @@ def test_cleanrl_ppo_learns_choices_and_numbers() -> None:
 
 def test_cleanrl_ppo_has_the_joint_distribution_of_all_parts() -> None:
     torch.manual_seed(0)
-    parts = Choice("", 3), Numbers("", (-1.0, -np.inf), (1.0, np.inf)), Choice("", 2)
+    parts = ChoiceColumn("", 3), NumberColumns("", (-1.0, -np.inf), (1.0, np.inf)), ChoiceColumn("", 2)
     policy = cleanrl_ppo.Actor(ActionVector(parts), SIZE)(torch.randn(5, SIZE))
     first, numbers, last = policy.parts
     actions = policy.sample()
