@@ -36,20 +36,24 @@ other object: [at most T, ...]."""
 
 
 class _StepAttention(NamedTuple):
-    """Attention of the first row at one step: per layer the weights [H, S] and the steps of the slots [S, 2]; and the
-    mass by kind [L, H, 3]."""
+    """Attention of the first row at one step.
+
+    weights: [H, S] of each layer.
+    slots: [S, 2] the first and the last step of each layer's slots.
+    by_kind: [L, H, 3] the attention on each kind of slots.
+    """
 
     weights: tuple[np.ndarray, ...]
     slots: tuple[np.ndarray, ...]
-    mass: np.ndarray
+    by_kind: np.ndarray
 
 
 class _Counterfactual(NamedTuple):
-    """Fields of a `Recording`; see there."""
+    """What a `Recording` has of choices with another example; see there."""
 
-    otherwise: np.ndarray | None = None
-    apart: np.ndarray | None = None
-    entered: np.ndarray | None = None
+    probabilities: np.ndarray | None = None
+    distances: np.ndarray | None = None
+    room_entries: np.ndarray | None = None
 
 
 class _Step(NamedTuple):
@@ -76,7 +80,7 @@ class _Step(NamedTuple):
     situation: Situation | None
     instruction: str | None
     rendering: np.ndarray | None
-    between: np.ndarray | None
+    views_between: np.ndarray | None
     effects: Effects | None
     input: np.ndarray
     compressed: tuple[np.ndarray, np.ndarray] | None
@@ -169,9 +173,9 @@ class _Recorder:
         policy = actor.agent.distribution
         action, output = actor.act(return_attention=True)
         received = policy.effect(action).numpy()
-        between = None
+        views_between = None
         if self.every_frame and early and not resets:
-            between = _ask(actor, "between", received)
+            views_between = _ask(actor, "between", received)
         ended = actor.step(action)
         is_first = np.arange(actor.envs.num_envs) == 0
         check_length(actor, is_first, self.max_steps)
@@ -197,7 +201,7 @@ class _Recorder:
             situation=situation,
             instruction=instruction,
             rendering=rendering,
-            between=between,
+            views_between=views_between,
             effects=self._effects(before, core_input, action[0], attention.slots),
             input=core_input.numpy(),
             compressed=_compressed(core, before, attention.slots),
@@ -247,8 +251,8 @@ class _Recorder:
 
 def _suppose(actor: Actor, counterfactuals: Counterfactuals, begin: State, steps: list[_Step]) -> _Counterfactual:
     """Plays an episode's actions again with other examples, given the core's state before the episode."""
-    otherwise = np.full(len(steps), np.nan, np.float32)
-    apart = np.full(len(steps), np.nan, np.float32)
+    probabilities = np.full(len(steps), np.nan, np.float32)
+    distances = np.full(len(steps), np.nan, np.float32)
     entries = np.full(len(steps), -1)
 
     # The episode as it was: views [T, ...], the core's inputs [T, D], and whether a step led to a choice.
@@ -275,17 +279,17 @@ def _suppose(actor: Actor, counterfactuals: Counterfactuals, begin: State, steps
         shown = actor.agent.distribution.show(parameters)
         taken = [int(step.action) for step in steps[room]]
         chances = shown.probabilities.numpy()  # [steps in the room, A]
-        otherwise[room] = chances[np.arange(len(taken)), taken]
+        probabilities[room] = chances[np.arange(len(taken)), taken]
 
         # How different the core's inputs are, over the steps before this room whose views differ.
         before = slice(since, entered)
         differ = since + _differing(views[before], seen[before])
         inputs = output.inputs[0].float().cpu().numpy()  # [T, D]
         distance = _distance(inputs[differ], received[differ])
-        apart[room] = distance / max(unit, 1e-9)
+        distances[room] = distance / max(unit, 1e-9)
         entries[room] = entered
         since = len(views)
-    return _Counterfactual(otherwise, apart, entries)
+    return _Counterfactual(probabilities, distances, entries)
 
 
 def _distance(inputs: np.ndarray, others: np.ndarray) -> float:
@@ -371,8 +375,8 @@ def _attention(
         steps = steps.masked_fill(absent[:, None], -1)
         slots.append(steps.numpy())
     by_kind = core.attention_by_kind(weights)
-    mass = by_kind[:, 0, :, 0].cpu().numpy()
-    return _StepAttention(tuple(by_layer), tuple(slots), mass)
+    by_kind_now = by_kind[:, 0, :, 0].cpu().numpy()
+    return _StepAttention(tuple(by_layer), tuple(slots), by_kind_now)
 
 
 def _compressed(
@@ -419,9 +423,9 @@ def _join(steps: list[_Step], episode: Episode, actor: Actor, counterfactual: _C
     core = actor.agent.core
     metadata = actor.envs.metadata
     observations = _join_observations(steps)
-    kinds: tuple[str, ...] = ()
+    slot_kinds: tuple[str, ...] = ()
     if isinstance(core, Transformer):
-        kinds = core.attention_kinds
+        slot_kinds = core.attention_kinds
     return Recording(
         episode=episode,
         observations=observations[0],
@@ -436,16 +440,16 @@ def _join(steps: list[_Step], episode: Episode, actor: Actor, counterfactual: _C
         scales=np.stack([step.policy.scales.numpy() for step in steps]),
         choices=_choices(steps),
         attention=_join_attention(core, steps),
-        mass=np.stack([step.attention.mass for step in steps]),
-        kinds=kinds,
+        attention_by_kind=np.stack([step.attention.by_kind for step in steps]),
+        slot_kinds=slot_kinds,
         poses=_stack(step.pose for step in steps),
         situations=_situations(steps),
         instructions=_instructions(steps),
         renderings=_stack(step.rendering for step in steps),
-        between=_stack(step.between for step in steps),
-        otherwise=counterfactual.otherwise,
-        apart=counterfactual.apart,
-        entered=counterfactual.entered,
+        views_between=_stack(step.views_between for step in steps),
+        counterfactual_probabilities=counterfactual.probabilities,
+        counterfactual_distances=counterfactual.distances,
+        room_entries=counterfactual.room_entries,
         effects=_all_or_none(step.effects for step in steps),
         compressed=_join_compressed(steps),
         reconstructions=_stack(step.reconstruction for step in steps),

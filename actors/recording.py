@@ -95,8 +95,8 @@ class Recording:
     means, scales: [T, N] of the numbers of a vector by the policy; see `agent.policies.PolicySummary`.
     choices: [T] 1 where the action led to a correct choice, -1 to a wrong one, by the environment's counters; else 0.
     attention: one per layer; empty for cores without attention.
-    mass: [T, L, H, 3] the attention on each of `kinds`.
-    kinds: the core's kinds of slots, such as compressed, memory and segment; empty for cores without attention.
+    attention_by_kind: [T, L, H, 3] the attention on each of `slot_kinds`.
+    slot_kinds: the core's kinds of slots, such as compressed, memory and segment; empty for cores without attention.
     poses: [T, 4] x, y, yaw in degrees and room before each action; None if the environment has no `poses`.
     situations: for each of the T steps what the environment knows of it beside the observation, by name: words, such as
         the right object, or words with the x and y of what they name; None if it has no `situations`.
@@ -104,18 +104,19 @@ class Recording:
         there is none, or the environment has no `instructions`.
     renderings: [at most RENDERED_STEPS, height, width, 3] uint8 what the environment's `render()` draws before each
         action; None if it was not made for that (see `envs.drawing`).
-    otherwise: [T] the counterfactual probability of the action taken: with the example of the choice swapped for its
-        other object. NaN outside of rooms of choices, and after the choice, whose reward would differ as well. None if
-        that was not asked for, the environment has no `counterfactuals`, or its actions are vectors or its observations
-        several parts or words.
-    apart: [T] in rooms of choices, how much the core's inputs since the previous choice differ from the counterfactual
-        ones: root mean square over the steps whose views differ, in units of the distance between two steps of the
-        episode; 0 if no view differs. NaN and None as `otherwise`.
-    entered: [T] the step at which the room of this choice was entered; -1 where `otherwise` is NaN, None where it is.
+    counterfactual_probabilities: [T] of the action taken, with the example of the choice swapped for its other object.
+        NaN outside of rooms of choices, and after the choice, whose reward would differ as well. None if that was not
+        asked for, the environment has no `counterfactuals`, or its actions are vectors or its observations several
+        parts or words.
+    counterfactual_distances: [T] in rooms of choices, how much the core's inputs since the previous choice differ from
+        the counterfactual ones: root mean square over the steps whose views differ, in units of the distance between
+        two steps of the episode; 0 if no view differs. NaN and None as `counterfactual_probabilities`.
+    room_entries: [T] the step at which the room of this choice was entered; -1 where `counterfactual_probabilities` is
+        NaN, None where it is.
     effects: of each of the T steps, what memory caused of its action; None for cores without attention, or if it was
         not asked for. See `actors.causes`.
-    between: [at most RENDERED_STEPS, K, height, width, channels] uint8 the views between each observation and the next;
-        None if they were not asked for, or the environment has no `between`.
+    views_between: [at most RENDERED_STEPS, K, height, width, channels] uint8 the views between each observation and the
+        next; None if they were not asked for, or the environment has no `between`.
     compressed: None if the first layer compressed nothing of the episode.
     reconstructions: [T, height, width, channels] uint8 the small images that the agent predicts from the inputs of
         its core; None if it was not trained to, or sees no images.
@@ -143,16 +144,16 @@ class Recording:
     scales: np.ndarray
     choices: np.ndarray
     attention: tuple[Attention, ...]
-    mass: np.ndarray
-    kinds: tuple[str, ...]
+    attention_by_kind: np.ndarray
+    slot_kinds: tuple[str, ...]
     poses: np.ndarray | None
     situations: tuple[Situation, ...] | None
     instructions: tuple[str, ...] | None
     renderings: np.ndarray | None
-    between: np.ndarray | None
-    otherwise: np.ndarray | None
-    apart: np.ndarray | None
-    entered: np.ndarray | None
+    views_between: np.ndarray | None
+    counterfactual_probabilities: np.ndarray | None
+    counterfactual_distances: np.ndarray | None
+    room_entries: np.ndarray | None
     effects: tuple[Effects, ...] | None
     compressed: Compressed | None
     reconstructions: np.ndarray | None

@@ -64,7 +64,7 @@ def _of_run(recordings: Iterable[Recording]) -> dict[str, Any]:
     agree = 0
     for recording in recordings:
         assert recording.effects
-        kinds = recording.kinds
+        kinds = recording.slot_kinds
         steps += len(recording.rewards)
         counted = agreement([recording])
         agree += counted["agree"] if counted else 0

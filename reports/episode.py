@@ -141,12 +141,12 @@ def _episode(recording: Recording, pictures: np.ndarray) -> tuple[dict[str, Any]
         "rewards": rounded(recording.rewards[:steps]),
         "probabilities": packed(np.rint(255 * recording.probabilities[:steps]).astype(np.uint8)),
         "choices": recording.choices[:steps].tolist(),
-        "evidence": None if recording.otherwise is None else rounded(_evidence(recording, recording.otherwise)[:steps]),
-        "apart": None if recording.apart is None else rounded(recording.apart[:steps]),
-        "entered": None if recording.entered is None else recording.entered[:steps].tolist(),
+        "evidence": _first_rounded(_evidence(recording), steps),
+        "apart": _first_rounded(recording.counterfactual_distances, steps),
+        "entered": None if recording.room_entries is None else recording.room_entries[:steps].tolist(),
         "scores": rounded(recording.returns[:steps], 6),
         "layers": layers,
-        "kinds": recording.kinds,
+        "kinds": recording.slot_kinds,
         "effects": recording.effects and _effects(recording.effects[:steps]),
         "situations": recording.situations and list(map(_plain, recording.situations[:steps])),
         "instructions": _instructions(recording, steps),
@@ -183,8 +183,21 @@ def _numbers(recording: Recording, steps: int) -> dict[str, str]:
     return {name: packed(values[:steps].astype(np.float32)) for name, values in known.items()}
 
 
-def _evidence(recording: Recording, otherwise: np.ndarray) -> np.ndarray:
-    """[T] log of the action's probability over that with the other example as the example; NaN where there is none."""
+def _first_rounded(values: np.ndarray | None, steps: int) -> list[Any] | None:
+    """The values of the first steps, rounded; None if there are none."""
+    if values is None:
+        return None
+    return rounded(values[:steps])
+
+
+def _evidence(recording: Recording) -> np.ndarray | None:
+    """[T] log of the action's probability over that with the other example as the example; NaN where there is none.
+
+    None if that was not recorded.
+    """
+    otherwise = recording.counterfactual_probabilities
+    if otherwise is None:
+        return None
     steps = np.arange(len(recording.actions))
     taken = recording.probabilities[steps, recording.actions]
     return np.log(np.maximum(taken, 1e-30) / np.maximum(otherwise, 1e-30))

@@ -490,7 +490,7 @@ def attention_by_bucket(recordings: Sequence[Recording]) -> dict[str, Any]:
         "bars": objects with "kind", "name", "mean" and "error"; "steps": how many counted; "full": whether of those
         with a full memory.
     """
-    kinds = recordings[0].kinds
+    kinds = recordings[0].slot_kinds
     sizes = {layer.sizes for recording in recordings for layer in recording.attention}
     # In layers of different sizes, buckets of one name would hold different spans of time.
     most = BUCKETS if len(sizes) == 1 else 1

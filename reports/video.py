@@ -70,9 +70,9 @@ def frame_size(attends: bool) -> tuple[int, int]:
 
 def frames_of_step(recording: Recording) -> int:
     """Frames of the video for each step: the view at the step, and those up to the next one if they were recorded."""
-    if recording.between is None:
+    if recording.views_between is None:
         return 1
-    return 1 + recording.between.shape[1]
+    return 1 + recording.views_between.shape[1]
 
 
 def count_frames(recordings: Sequence[Recording]) -> int:
@@ -111,16 +111,16 @@ def pictures(recordings: Sequence[Recording]) -> Iterator[np.ndarray]:
             if recording.choices.any():
                 frame.line("choices", f"{right[step]} right, {wrong[step]} wrong")
             if recording.attention:
-                shares = recording.mass[step].mean(axis=(0, 1))
-                frame.attention(dict(zip(recording.kinds, shares.tolist())))
+                shares = recording.attention_by_kind[step].mean(axis=(0, 1))
+                frame.attention(dict(zip(recording.slot_kinds, shares.tolist())))
                 frame.remembered(shown, remembered)
             if recording.floor_plan and recording.poses is not None:
                 frame.map(recording.floor_plan, recording.poses[: step + 1])
             yield np.asarray(frame.image)
 
             # The views until the next step, beside the same panel.
-            if recording.between is not None:
-                for between in recording.between[step]:
+            if recording.views_between is not None:
+                for between in recording.views_between[step]:
                     frame.picture(coloured(between), (0, 0, *VIEW))
                     yield np.asarray(frame.image)
 

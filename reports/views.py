@@ -169,7 +169,7 @@ def looks(recording: Recording, count: int) -> Iterator[list[Look]]:
         # Slots of several layers that hold the same steps are one.
         sums: dict[tuple[str, int, int], float] = defaultdict(float)
         for layer in recording.attention:
-            kinds = np.repeat(recording.kinds, layer.sizes)
+            kinds = np.repeat(recording.slot_kinds, layer.sizes)
             weights = layer.weights[step].mean(axis=0) / num_layers
             first, last = layer.steps[step].T
             is_earlier = (first >= 0) & (last < step)

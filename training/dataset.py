@@ -238,8 +238,8 @@ def _infos(recording: Recording) -> Json:
     if recording.actions.ndim == 1:
         found["probability"] = recording.probabilities[steps, recording.actions]
     if recording.attention:
-        shares = recording.mass.mean(axis=(1, 2))
-        found["attention"] = {kind: shares[:, index] for index, kind in enumerate(recording.kinds)}
+        shares = recording.attention_by_kind.mean(axis=(1, 2))
+        found["attention"] = {kind: shares[:, index] for index, kind in enumerate(recording.slot_kinds)}
         by_step = recording.attention[0].by_step()
         found["attended_step"] = by_step.argmax(axis=1)
         found["attended_share"] = by_step.max(axis=1)

@@ -1,4 +1,4 @@
-"""How far apart the two examples of a choice would be in memory; see `Recording.apart`."""
+"""How far apart the two examples of a choice would be in memory; see `Recording.counterfactual_distances`."""
 
 from typing import Any
 
@@ -38,6 +38,6 @@ def test_how_far_apart_the_examples_of_a_choice_are_in_memory(monkeypatch: pytes
         theirs = inputs(others)
         far = np.mean([np.square(theirs[at] - mine[at]).sum() for at in steps]) ** 0.5
         assert far > 0
-        np.testing.assert_allclose(recording.apart[entered : len(others)], far / unit, rtol=5e-3)
+        np.testing.assert_allclose(recording.counterfactual_distances[entered : len(others)], far / unit, rtol=5e-3)
         since = len(others)
     assert 0 < since <= count

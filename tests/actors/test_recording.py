@@ -129,12 +129,12 @@ def test_with_the_same_views_an_agent_would_not_do_otherwise(core: Any, monkeypa
     monkeypatch.setattr(actor.envs, "counterfactuals", same, raising=False)
     for recording in record_episodes(actor, 3):
         taken = recording.probabilities[np.arange(len(recording.actions)), recording.actions]
-        known = np.isfinite(recording.otherwise)
+        known = np.isfinite(recording.counterfactual_probabilities)
         assert known.any()
         assert known.tolist() == (recording.poses[:, 3] == 1).tolist()
-        np.testing.assert_allclose(recording.otherwise[known], taken[known], rtol=1e-3)
-        assert (recording.apart[known] == 0).all(), "no view differs"
-        assert np.isnan(recording.apart[~known]).all()
+        np.testing.assert_allclose(recording.counterfactual_probabilities[known], taken[known], rtol=1e-3)
+        assert (recording.counterfactual_distances[known] == 0).all(), "no view differs"
+        assert np.isnan(recording.counterfactual_distances[~known]).all()
 
 
 @pytest.mark.parametrize("rounds", ["", ",examples=2,redraw_match=True"])
@@ -164,7 +164,7 @@ def test_a_supposed_example_brings_the_rewards_that_the_agent_is_given(
     monkeypatch.setattr(actor, "act", play)
     actor.agent.register_forward_pre_hook(lambda _, inputs: given.append(inputs[2]) if inputs[2].shape[1] > 1 else None)
     (recording,) = record_episodes(actor, 1)
-    choices, entered = np.flatnonzero(recording.choices), recording.entered
+    choices, entered = np.flatnonzero(recording.choices), recording.room_entries
     assert len(choices) > 6
     assert set(recording.choices) == {-1, 0, 1}
     assert len(given) == len(supposed) >= len(choices)
@@ -176,14 +176,14 @@ def test_a_supposed_example_brings_the_rewards_that_the_agent_is_given(
     lengths = [len(rewards) for (rewards,) in given]
     for choice in choices:
         assert choice + 1 in lengths
-        assert np.isfinite(recording.otherwise[choice])
+        assert np.isfinite(recording.counterfactual_probabilities[choice])
         if choice + 1 < len(entered) and recording.poses[choice + 1, 3] == 1:
             assert entered[choice + 1] in (-1, choice + 1), "the reward has come, or the next choice"
         room = slice(entered[choice], choice + 1)
         assert (recording.poses[room, 3] == 1).all()
         assert (entered[room] == entered[choice]).all()
         assert not recording.choices[room][:-1].any(), "one choice"
-    assert (np.isnan(recording.otherwise) == (entered < 0)).all()
+    assert (np.isnan(recording.counterfactual_probabilities) == (entered < 0)).all()
 
 
 def with_slots(
@@ -317,7 +317,9 @@ def test_attention_sums_to_1_over_valid_slots(recordings: list[Recording]) -> No
             present = np.broadcast_to(layer.steps[:, None, :, 0] >= 0, layer.weights.shape)
             np.testing.assert_array_equal(layer.weights > 0, present)
             kinds = np.split(layer.weights, np.cumsum(layer.sizes)[:-1], axis=2)
-            np.testing.assert_allclose(recording.mass[:, index], np.stack([k.sum(2) for k in kinds], -1), atol=1e-6)
+            np.testing.assert_allclose(
+                recording.attention_by_kind[:, index], np.stack([k.sum(2) for k in kinds], -1), atol=1e-6
+            )
             by_step = layer.by_step()
             np.testing.assert_allclose(by_step.sum(axis=1), 1, atol=1e-5)
             assert np.abs(np.triu(by_step, 1)).max() < 1e-9, "nothing of the future"
@@ -350,7 +352,7 @@ def test_most_used_and_routed_memories_trace_to_one_step_each(kind: str) -> None
     routing = RoutingTransformerConfig(8, 2, 2, 8, segment_size=4, memory_size=(8, 2), window=2, clusters=1)
     core = routing if kind == "routed" else compressive(compression="most-used")
     (recording,) = record_episodes(make_actor(core), 1)
-    assert recording.kinds == (kind, "memory", "segment")
+    assert recording.slot_kinds == (kind, "memory", "segment")
     assert [layer.rings for layer in recording.attention] == 2 * [(1, 1, 2) if kind == "routed" else None]
     for layer in recording.attention:
         np.testing.assert_array_equal(layer.steps[..., 0], layer.steps[..., 1])
@@ -363,7 +365,7 @@ def test_vectors_are_shown_as_bars(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
     (recording,) = record_episodes(make_actor(LSTMConfig(8), "diagnostic:tmaze,length=3"), 1)
     assert (recording.attention, recording.observations.ndim) == ((), 2)
     assert (recording.poses, recording.situations) == (None, None)
-    assert (recording.renderings, recording.between, recording.reconstructions) == (None, None, None)
+    assert (recording.renderings, recording.views_between, recording.reconstructions) == (None, None, None)
     assert views(recording).shape == (len(recording.actions), BARS, WIDTH, 3)
     assert recording.action_names == ("forward", "left", "right")
     named = "in the episode: sign left, sign right, junction, from left to right."
