@@ -22,14 +22,42 @@ from PIL import Image
 from agent.core import CORES
 from benchmarks.common import run
 
-AGENT = ["--agent.torso-size=16", "--actors.envs-per-actor=2", "--actors.unroll-length=16", "--eval-episodes=2"]
-AGENT += ["--video-episodes=0", "--log-every=1", "--threads=1"]
-TEXT = ["--model.core.model-size=16", "--model.core.num-layers=1", "--model.core.segment-size=8"]
-TEXT += ["--model.core.memory-size=8", "--learner.batch-size=4", "--learner.sequence-length=16"]
-SEQUENCE = ["--learner.steps=6", "--learner.warmup-steps=1", "--evaluate-every=3", "--evaluate-tokens=200"]
-SEQUENCE += ["--log-every=1", "--threads=1"]
-IMAGES = ["--corpus.height=8", "--corpus.width=8", "--model.model-size=16", "--model.num-layers=1", "--samples=1"]
-IMAGES += ["--model.segment-size=8", "--model.memory-size=8", "--learner.batch-size=4", "--learner.sequence-length=16"]
+AGENT = [
+    "--agent.torso-size=16",
+    "--actors.envs-per-actor=2",
+    "--actors.unroll-length=16",
+    "--eval-episodes=2",
+    "--video-episodes=0",
+    "--log-every=1",
+    "--threads=1",
+]
+TEXT = [
+    "--model.core.model-size=16",
+    "--model.core.num-layers=1",
+    "--model.core.segment-size=8",
+    "--model.core.memory-size=8",
+    "--learner.batch-size=4",
+    "--learner.sequence-length=16",
+]
+SEQUENCE = [
+    "--learner.steps=6",
+    "--learner.warmup-steps=1",
+    "--evaluate-every=3",
+    "--evaluate-tokens=200",
+    "--log-every=1",
+    "--threads=1",
+]
+IMAGES = [
+    "--corpus.height=8",
+    "--corpus.width=8",
+    "--model.model-size=16",
+    "--model.num-layers=1",
+    "--samples=1",
+    "--model.segment-size=8",
+    "--model.memory-size=8",
+    "--learner.batch-size=4",
+    "--learner.sequence-length=16",
+]
 SPEECH = ["--learner.batch-size=2", "--learner.sequence-length=64", "--sample-seconds=0.01"]
 
 

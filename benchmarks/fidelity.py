@@ -25,8 +25,19 @@ from envs.rooms import RoomsConfig, RoomsVectorEnv
 from envs.rooms.physics import stepped
 
 COLUMNS = (
-    *("script", "frame", "action", "x", "y", "z", "pitch", "yaw", "roll"),
-    *("v_forward", "v_left", "v_up", "reward"),
+    "script",
+    "frame",
+    "action",
+    "x",
+    "y",
+    "z",
+    "pitch",
+    "yaw",
+    "roll",
+    "v_forward",
+    "v_left",
+    "v_up",
+    "reward",
 )
 
 

@@ -28,8 +28,10 @@ SUMMARIES = {
     UNKNOWN: "Too few episodes were played to tell whether compressed memory keeps {things}.",
 }
 """A sentence of the summary for each outcome, in the order of the sentences."""
-NAMES_READ = "is right for {slot} % of compressed slots and {before} % before compression"
-NAMES_READ += "; always giving the most frequent answer is right for {floor} %"
+NAMES_READ = (
+    "is right for {slot} % of compressed slots and {before} % before compression; "
+    "always giving the most frequent answer is right for {floor} %"
+)
 VIEWS_READ = "reads {slot} % of their variance from compressed slots, {before} % before compression"
 """What a linear probe does, as the second half of a sentence."""
 

@@ -209,19 +209,24 @@ def progress_rows(config: RunConfig, row: Mapping[str, Any]) -> dict[str, str]:
     """What the last row of metrics of an agent's run says beside its progress, in words."""
     if not row:
         return {}
-    tasks = number(row, "tasks/seen", ".0f"), number(row, "tasks/count", ".0f")
-    over = f" over {tasks[0]} of {tasks[1]} tasks" if "tasks/seen" in row else ""
-    return {
-        **({"stage": f"{number(row, 'stage', '.0f')} of {len(config.stages) + 1}"} if config.stages else {}),
-        "frames/s": quantity(row.get("speed/frames_per_second", math.nan)),
-        "return in training": number(row, "episode/return") + over,
-        "correct in training": number(row, "episode/correct_choices", factor=100, unit=" %"),
-        "actors": f"{number(row, 'actors/alive', '.0f')} alive, {number(row, 'actors/restarts', '.0f')} restarts",
-        "policy lag": f"mean {number(row, 'policy_lag/mean')}, at most {number(row, 'policy_lag/max', '.0f')} "
-        f"versions; {number(row, 'actors/unrolls_dropped', '.0f')} unrolls dropped",
-        "learner idle": number(row, "learner/idle_fraction", ".0f", 100, " % of the time"),
-        "measured": since(row.get("time", math.nan)),
-    }
+    rows = {}
+    if config.stages:
+        rows["stage"] = f"{number(row, 'stage', '.0f')} of {len(config.stages) + 1}"
+    rows["frames/s"] = quantity(row.get("speed/frames_per_second", math.nan))
+
+    score = number(row, "episode/return")
+    if "tasks/seen" in row:
+        score += f" over {number(row, 'tasks/seen', '.0f')} of {number(row, 'tasks/count', '.0f')} tasks"
+    rows["return in training"] = score
+    rows["correct in training"] = number(row, "episode/correct_choices", factor=100, unit=" %")
+
+    rows["actors"] = f"{number(row, 'actors/alive', '.0f')} alive, {number(row, 'actors/restarts', '.0f')} restarts"
+    lag = f"mean {number(row, 'policy_lag/mean')}, at most {number(row, 'policy_lag/max', '.0f')} versions"
+    dropped = f"{number(row, 'actors/unrolls_dropped', '.0f')} unrolls dropped"
+    rows["policy lag"] = f"{lag}; {dropped}"
+    rows["learner idle"] = number(row, "learner/idle_fraction", ".0f", 100, " % of the time")
+    rows["measured"] = since(row.get("time", math.nan))
+    return rows
 
 
 def since(then: float) -> str:

@@ -20,10 +20,25 @@ from tests.commands.cli import TINY, Commands, frames, saved_steps
 from training.console import PLAIN_SECONDS
 
 LAUNCH = ["launch", "--local", *TINY]
-METRICS = {"episode/return", "episode/correct_choices", "episode/oracle_normalised", "speed/steps_per_second"}
-METRICS |= {"speed/frames_per_second", "policy_lag/mean", "learner/idle_fraction", "loss/policy", "loss/baseline"}
-METRICS |= {"loss/entropy", "loss/total", "loss/compression/layer_0", "loss/compression/layer_1", "gradient/norm"}
-METRICS |= {"attention/compressed", "attention/memory", "attention/segment"}
+METRICS = {
+    "episode/return",
+    "episode/correct_choices",
+    "episode/oracle_normalised",
+    "speed/steps_per_second",
+    "speed/frames_per_second",
+    "policy_lag/mean",
+    "learner/idle_fraction",
+    "loss/policy",
+    "loss/baseline",
+    "loss/entropy",
+    "loss/total",
+    "loss/compression/layer_0",
+    "loss/compression/layer_1",
+    "gradient/norm",
+    "attention/compressed",
+    "attention/memory",
+    "attention/segment",
+}
 """What the run's curves are made of."""
 
 

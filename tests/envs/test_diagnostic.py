@@ -24,12 +24,27 @@ def mean_score(env: Any, choose: Callable[..., Any], steps: int) -> tuple[float,
     return float(np.mean(scores)), float(np.std(scores) / math.sqrt(len(scores)))
 
 
-NAMES = ("recall", "recall,delay=3,symbols=7", "recall,reward=100", "tmaze", "tmaze,length=1")
-NAMES += ("passive-tmaze", "passive-tmaze,length=1", "repeat-previous", "repeat-previous,delay=1,symbols=3,steps=9")
-NAMES += ("visual-match,apple=0.5", "visual-match,delay=1,symbols=2", "key-to-door", "key-to-door,delay=2,apple=1.0")
-NAMES += ("endless-tmaze,length=1", "endless-tmaze,length=2,corridors=2,uniform=True")
-NAMES += ("association", "association,keys=2,values=3,steps=9")
-NAMES += ("color-cubes", "color-cubes,size=4,extreme=True")
+NAMES = (
+    "recall",
+    "recall,delay=3,symbols=7",
+    "recall,reward=100",
+    "tmaze",
+    "tmaze,length=1",
+    "passive-tmaze",
+    "passive-tmaze,length=1",
+    "repeat-previous",
+    "repeat-previous,delay=1,symbols=3,steps=9",
+    "visual-match,apple=0.5",
+    "visual-match,delay=1,symbols=2",
+    "key-to-door",
+    "key-to-door,delay=2,apple=1.0",
+    "endless-tmaze,length=1",
+    "endless-tmaze,length=2,corridors=2,uniform=True",
+    "association",
+    "association,keys=2,values=3,steps=9",
+    "color-cubes",
+    "color-cubes,size=4,extreme=True",
+)
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -171,10 +171,17 @@ def test_fixed_sides_put_the_lower_number_left() -> None:
     assert seen["match_side"].mean() == pytest.approx(0.5, abs=0.05)
 
 
-SPANS = {"full": (5, 8), "full-half": (5, 8), "transfer": (5, 7), "small": (1, 1)}
+SPANS = {
+    "full": (5, 8),
+    "full-half": (5, 8),
+    "transfer": (5, 7),
+    "transfer-choose": (5, 7),
+    "unseen": (5, 7),
+    "small": (1, 1),
+    "small-recall": (4, 66),
+    "small-recall-long": (18, 130),
+}
 """Least and greatest number of steps that a memory has to bridge; the names of other variants state it."""
-SPANS |= dict.fromkeys(("transfer-choose", "unseen"), SPANS["transfer"])
-SPANS |= {"small-recall": (4, 66), "small-recall-long": (18, 130)}
 
 
 @pytest.mark.parametrize("variant", list(VARIANTS))
