@@ -13,6 +13,8 @@ from envs.dmlab30 import LEVELS, find
 
 KINDS = ("rooms", "dmlab", "gym", "dm", "envpool", "diagnostic")
 """The kinds of environments. `envs.registry.MAKERS` has the function that makes each."""
+EASIER_GAMES = ("episodic_life", "reward_clip")
+"""Fields of Atari games, by which episodes are shorter and rewards smaller; training alone uses them."""
 
 
 class Spec(NamedTuple):
@@ -130,7 +132,7 @@ def require_consent(spec: str, *allowed: str | None) -> None:
 def held_out(spec: str) -> str:
     """The spec on which an agent is tested that was trained on `spec`.
 
-    Test versions of Lab's levels, whole games of Atari, else the same. A test version that two training levels share
+    Test versions of Lab's levels, whole games of Atari and their own rewards, else the same. A test version that two training levels share
     occurs once. A view that only a teacher sees is left out.
     """
     found: list[Spec] = []
@@ -138,9 +140,8 @@ def held_out(spec: str) -> str:
         if tested.kind == "dmlab":
             level = find(tested.name)
             tested = Spec("dmlab", level.test if level else tested.name, tested.overrides | {"test": "True"})
-        elif _is_atari(tested):
-            # Whole games.
-            fields = {field: text for field, text in tested.overrides.items() if field != "episodic_life"}
+        elif tested.kind == "envpool" or _is_atari(tested):
+            fields = {field: text for field, text in tested.overrides.items() if field not in EASIER_GAMES}
             tested = tested._replace(overrides=fields)
         if tested not in found:
             found.append(tested)

@@ -3,7 +3,7 @@
 import pytest
 
 from envs.registry import MAKERS
-from envs.specs import KINDS, tasks
+from envs.specs import KINDS, held_out, tasks
 
 
 def test_every_kind_can_be_made() -> None:
@@ -32,3 +32,8 @@ def test_a_suite_has_its_fields_in_each_level() -> None:
     assert len(names) == 31
     assert names[1] == "dmlab:rooms_collect_good_objects_train,instruction=True,shrink=2"
     assert all(name.endswith(",instruction=True,shrink=2") for name in names[1:])
+
+
+def test_agents_are_tested_on_whole_games_and_their_own_rewards() -> None:
+    trained = "envpool:Breakout-v5,episodic_life=True,frame_skip=4,reward_clip=True"
+    assert held_out(trained) == "envpool:Breakout-v5,frame_skip=4"
