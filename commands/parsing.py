@@ -310,13 +310,14 @@ def _condense(frame: str, kind: Any) -> str:
 
     unknown = re.match(r"Unrecognized options: .*?--([\w.-]+)", message)
     if not unknown:
-        return re.sub(r"^Error parsing (\w*(Options|Training|Compare): )?", "", message)
+        # Without the name of the class of the options.
+        return re.sub(r"^Error parsing (_?[A-Z]\w*: )?", "", message)
 
     # Options whose words begin with the letters that were typed, as in --lr, and those that tyro proposes.
     _, _, typed = unknown[1].rpartition(".")
     initials = r"\w*-".join(typed)
     meant = [f"--{name}" for name in option_names(kind) if re.search(rf"(^|\.){initials}\w*$", name)]
-    meant += [line.partition(" ")[0] for line in lines[1:] if line.startswith("--")]
+    meant += [line.partition(" ")[0] for line in lines[1:] if re.match(r"--\w", line)]
     if not meant:
         return message
     return f"{message}; perhaps you meant {' or '.join(meant[:3])}"

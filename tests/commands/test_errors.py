@@ -47,6 +47,7 @@ TYPED: dict[str, list[tuple[str, str]]] = {
         ("--local --actors.in-flight=2", "--actors.in-flight=2 has no effect there"),
         ("--local --learner-placement=spread", "--learner-placement=spread has no effect there"),
         ("--local --learner.device meta", "'meta'"),
+        ("--learners 0", "compressive: learners: expected 1 or more, got 0"),
         ("--learners 3", "learners: expected a divisor of the 32 rows"),
         ("--learners 2 --learner.device cuda:1", "device: expected auto, cpu or cuda for 2 learners"),
         ("--local --learners 2", "expected --learners 1, got 2"),
