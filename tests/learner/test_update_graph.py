@@ -181,7 +181,7 @@ def test_what_cannot_be_recorded_is_done_operation_by_operation(caplog: pytest.L
     assert message.endswith("slower: operation not permitted when stream is capturing")
 
 
-def test_forms_that_alternate_are_not_recorded_before_each_has_run_often_enough() -> None:
+def test_forms_that_alternate_early_are_not_recorded() -> None:
     recorded, plain = both()
     usual = batches(2 * WARM_UP)
     for number, batch in enumerate(usual):

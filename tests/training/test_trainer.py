@@ -259,7 +259,7 @@ def test_learners_that_cannot_be_replaced(cluster: None, tmp_path: Path, monkeyp
     import ray
 
     monkeypatch.setattr("agent.failures.MAX_FAILURES", 0)
-    groups, start = list[Any](), Trainer.start
+    groups, start = list[Any](), Trainer.start_workers
 
     def watched(trainer: Trainer, *arguments: Any) -> None:
         start(trainer, *arguments)
@@ -269,7 +269,7 @@ def test_learners_that_cannot_be_replaced(cluster: None, tmp_path: Path, monkeyp
         for pid in ray.get([member.pid.remote() for member in groups[0].members]):
             os.kill(pid, signal.SIGKILL)
 
-    monkeypatch.setattr(Trainer, "start", watched)
+    monkeypatch.setattr(Trainer, "start_workers", watched)
     actors = dataclasses.replace(CONFIG.actors, num_actors=1)
     config = dataclasses.replace(CONFIG, actors=actors, learners=2, checkpoint_seconds=1e9)
     with pytest.raises(RuntimeError, match="learners were lost 1 times in a row"):
