@@ -273,19 +273,14 @@ def vectors_of(sensed: Tensor | tuple[Tensor, ...]) -> tuple[Tensor, ...]:
 
 def has_parts(observation_shape: Shape | tuple[Shape, ...]) -> bool:
     """Whether an observation is a tuple of parts, which may be one."""
-    return len(parts_of(observation_shape)) > 0
+    return any(isinstance(part, tuple) for part in observation_shape)
 
 
 def part_shapes(observation_shape: Shape | tuple[Shape, ...]) -> tuple[Shape, ...]:
     """The shapes of an observation's parts; its own shape if it has no parts."""
     if has_parts(observation_shape):
-        return parts_of(observation_shape)
+        return typing.cast(tuple[Shape, ...], observation_shape)
     return (typing.cast(Shape, observation_shape),)
-
-
-def parts_of(observation_shape: Shape | tuple[Shape, ...]) -> tuple[Shape, ...]:
-    """The shapes of an observation's parts; none if it has no parts."""
-    return tuple(shape for shape in observation_shape if isinstance(shape, tuple))
 
 
 class InstructionEncoder(nn.Module):

@@ -132,8 +132,8 @@ def require_consent(spec: str, *allowed: str | None) -> None:
 def held_out(spec: str) -> str:
     """The spec on which an agent is tested that was trained on `spec`.
 
-    Test versions of Lab's levels, whole games of Atari and their own rewards, else the same. A test version that two training levels share
-    occurs once. A view that only a teacher sees is left out.
+    Test versions of Lab's levels, whole games of Atari with the game's own rewards, else the same. A test version that
+    two training levels share occurs once. A view that only a teacher sees is left out.
     """
     found: list[Spec] = []
     for tested in map(parse_spec, tasks(untaught(spec))):

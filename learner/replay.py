@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from agent.core.state import concatenate_states, index_state, leaves, map_state, state_to
+from agent.core.state import concatenate_states, fill_state, index_state, leaves, map_state, state_to
 from agent.precision import autocast
 from agent.trajectory import EnvOutput, Trajectory
 from learner.config import ReplayConfig
@@ -125,14 +125,8 @@ class Replay:
         if found != expected or len(lengths) != 1:
             return
 
-        # The tensors are in the order in which `map_state` visits those of a trajectory.
-        tensors = iter(saved)
-
-        def newest(leaf: Tensor) -> Tensor:
-            rows = next(tensors)[-self.capacity :]
-            return rows.to(leaf.device)
-
-        self._add(map_state(newest, like))
+        newest = [rows[-self.capacity :].to(self.learner.device) for rows in saved]
+        self._add(fill_state(like, newest))
 
     def _add(self, trajectory: Trajectory) -> None:
         """Writes rows into the ring, over the oldest."""

@@ -12,7 +12,7 @@ from actors import Actor, LocalPool, Pool
 from actors.interface import Interface, read_interface
 from agent import Agent
 from agent.core import state_bytes
-from agent.encoders import parts_of
+from agent.encoders import part_shapes
 from agent.memory_check import build_network
 from agent.precision import resolve_precision
 from agent.teaching import TaughtAgent
@@ -213,7 +213,7 @@ def unroll_bytes(config: RunConfig, agent: Any) -> int:
     actors = config.actors
     shape = interface(config.env).observation_shape
     observation = 0
-    for part in parts_of(shape) or (shape,):
+    for part in part_shapes(shape):
         is_image = len(part) == 3
         bytes_a_value = 1 if is_image else 4
         observation += math.prod(part) * bytes_a_value
