@@ -211,8 +211,16 @@ def _with_network(preset: str, other: RunConfig) -> RunConfig:
     return dataclasses.replace(config, agent=other.agent, actors=actors)
 
 
-ON_RAY = {f"actors.{name}" for name in ("in_flight", "threads", "cpus", "resources", "labels", "placement")}
-ON_RAY |= {"learner_placement", "learner_labels"}
+ON_RAY = {
+    "actors.in_flight",
+    "actors.threads",
+    "actors.cpus",
+    "actors.resources",
+    "actors.labels",
+    "actors.placement",
+    "learner_placement",
+    "learner_labels",
+}
 """Options that have no effect in one process."""
 
 

@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from envs.device import DeviceEnv
 
 
-#: Name, as in "diagnostic:recall,delay=20" -> task.
 TASKS: dict[str, type[Any]] = {
     "recall": Recall,
     "tmaze": TMaze,
@@ -42,6 +41,7 @@ TASKS: dict[str, type[Any]] = {
     "association": Association,
     "color-cubes": ColorCubes,
 }
+"""The tasks of `diagnostic`, by name as in "diagnostic:recall,delay=20"."""
 
 
 def rooms_config(name: str, overrides: dict[str, str]) -> RoomsConfig:
@@ -117,7 +117,6 @@ def _copies(
     return batch(make, num_envs, processes)
 
 
-#: Kind -> function (name, overrides, num_envs, actors on this machine) that makes a batch of environments.
 MAKERS: dict[str, Callable[[str, dict[str, str], int, int], VectorEnv]] = {
     "rooms": _rooms,
     "dmlab": _dmlab,
@@ -126,6 +125,7 @@ MAKERS: dict[str, Callable[[str, dict[str, str], int, int], VectorEnv]] = {
     "envpool": _envpool,
     "diagnostic": _diagnostic,
 }
+"""What makes a batch of environments of each kind: a function of name, overrides, num_envs and actors on this machine."""
 
 
 def make_vector(spec: str, num_envs: int, stream: int | None = None, actors: int = 1) -> VectorEnv:

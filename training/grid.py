@@ -21,9 +21,24 @@ OWN = ("--core", "--seed", "--run", "--resume", "--local", "--ray-address", "--t
 """Options of training commands that a sweep decides itself."""
 DATA = {"env", "eval_env", "corpus", "path", "corpus.path"}
 """Fields that say what is learned; variants are compared on equal data."""
-IGNORED = {"kind", "preset", "seed", "log_every", "checkpoint_seconds", "keep_checkpoints", "checkpoint_url"}
-IGNORED |= {"eval_episodes", "video_episodes", "actors.step_seconds", "actors.max_episode_steps"}
-IGNORED |= {"evaluate_every", "evaluate_tokens", "sample_seconds", "samples", *DATA}
+IGNORED = {
+    "kind",
+    "preset",
+    "seed",
+    "log_every",
+    "checkpoint_seconds",
+    "keep_checkpoints",
+    "checkpoint_url",
+    "eval_episodes",
+    "video_episodes",
+    "actors.step_seconds",
+    "actors.max_episode_steps",
+    "evaluate_every",
+    "evaluate_tokens",
+    "sample_seconds",
+    "samples",
+    *DATA,
+}
 """Fields that do not make another variant."""
 OF_DATA = {"frames", "actors.unroll_length", "actors.envs_per_actor", "rows_per_update"}
 """Fields that make another variant only if they differ on the same data: each task of a suite has its own."""
