@@ -125,7 +125,7 @@ MAKERS: dict[str, Callable[[str, dict[str, str], int, int], VectorEnv]] = {
     "envpool": _envpool,
     "diagnostic": _diagnostic,
 }
-"""What makes a batch of environments of each kind: a function of name, overrides, num_envs and actors on this machine."""
+"""What makes a batch of each kind: a function of name, overrides, num_envs and the number of actors on this machine."""
 
 
 def make_vector(spec: str, num_envs: int, stream: int | None = None, actors: int = 1) -> VectorEnv:
