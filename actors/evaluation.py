@@ -12,6 +12,9 @@ from actors.actor import Episode, Player, stream_seeds
 from actors.config import MAX_EPISODE_STEPS
 from envs import EnvironmentFailed
 
+CHOICES = ("correct_choices", "wrong_choices")
+"""Counters of an episode that environments with right and wrong choices have."""
+
 
 class ScriptedActor(Player):
     """Environments played by a policy: "oracle" (the environments' own `oracle_actions`) or "random" (uniform)."""
@@ -89,6 +92,16 @@ def play_episodes(
             unfinished = counts < each
             check_length(actor, unfinished, max_steps)
     return kept
+
+
+def counters_of(episodes: list[Episode]) -> dict[str, np.ndarray]:
+    """Each counter that environments name, but for those of choices: its values at the ends of episodes."""
+    found: dict[str, list[float]] = {}
+    for episode in episodes:
+        for name, value in episode.metrics.items():
+            if name not in CHOICES:
+                found.setdefault(name, []).append(value)
+    return {name: np.array(values) for name, values in found.items()}
 
 
 def correct_fraction(episodes: list[Episode]) -> float:

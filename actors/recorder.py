@@ -11,7 +11,7 @@ from PIL import Image
 from actors.actor import Actor, Episode
 from actors.causes import Effects, effects
 from actors.config import MAX_EPISODE_STEPS
-from actors.evaluation import check_length
+from actors.evaluation import CHOICES, check_length
 from actors.recording import RENDERED_STEPS, Attention, Compressed, Recording, Situation
 from agent import AgentOutput, EnvOutput
 from agent.core import CompressiveTransformer, State, Transformer, leaves, map_state
@@ -22,8 +22,6 @@ from envs import guard
 from envs.actions import ActionVector
 from envs.outputs import describe_value, is_picture
 
-COUNTERS = ("correct_choices", "wrong_choices")
-"""Counters of an episode that environments with right and wrong choices have."""
 MOST_FRAMES = 16
 """Frames of a step beyond which the views between steps are not recorded."""
 RENDERED = 200
@@ -62,7 +60,7 @@ class _Step(NamedTuple):
     observation: of the first environment, of one or several parts.
     given: what the agent received, of all rows.
     state: of the environments before the action; None if it is not needed.
-    counts: the counters of `COUNTERS` after the step.
+    counts: the counters of `CHOICES` after the step.
     input: [D] of the core.
     compressed: the slots that this step's segment began with and their steps; see `_compressed`.
     """
@@ -167,7 +165,8 @@ class _Recorder:
         early = len(self.steps) < RENDERED_STEPS
         rendering = None
         if early:
-            rendering = _render(actor)
+            first = self.steps[0].rendering if self.steps else None
+            rendering = _render(actor, first)
 
         # The step.
         policy = actor.agent.distribution
@@ -224,7 +223,7 @@ class _Recorder:
     def _counts(self) -> list[float]:
         """The counters of right and wrong choices in the episode so far; 0 if the environment has none."""
         counts = []
-        for name in COUNTERS:
+        for name in CHOICES:
             count = 0.0
             if name in self.actor.episode_metrics:
                 count = float(self.actor.infos[name][0])
@@ -339,8 +338,11 @@ def _ask(actor: Actor, name: str, *arguments: object) -> Any:
         return method(*arguments)[0]
 
 
-def _render(actor: Actor) -> np.ndarray | None:
-    """What the first environment draws of itself, [height, width, 3] uint8 with at most `RENDERED` lines."""
+def _render(actor: Actor, first: np.ndarray | None) -> np.ndarray | None:
+    """What the first environment draws of itself, [height, width, 3] uint8 with at most `RENDERED` lines.
+
+    It has the size of the first picture of the episode, if there is one.
+    """
     if actor.envs.render_mode != "rgb_array":
         return None
     picture = _ask(actor, "render")
@@ -350,6 +352,9 @@ def _render(actor: Actor) -> np.ndarray | None:
     drawn = Image.fromarray(picture)
     most_columns = 2 * RENDERED
     drawn.thumbnail((most_columns, RENDERED))  # smaller pictures stay as they are
+    if first is not None:
+        height, width, _ = first.shape
+        drawn = drawn.resize((width, height))
     return np.asarray(drawn)
 
 
@@ -513,15 +518,16 @@ def _instructions(steps: Sequence[_Step]) -> tuple[str, ...] | None:
 def _action_names(actor: Actor) -> tuple[str, ...]:
     """A name for each action of a Discrete space, or for each column of a vector.
 
-    If the environment has none, those are their numbers, and the names of the parts."""
-    names = actor.envs.metadata.get("action_names")
-    if names:
-        return tuple(names)
+    If the environment has none, or not as many, those are their numbers, and the names of the parts.
+    """
     space = actor.envs.single_action_space
     if isinstance(space, ActionVector):
-        return tuple(space.column_names)
-    num_actions = actor.agent.distribution.num_parameters
-    return tuple(str(action) for action in range(num_actions))
+        own_names = tuple(space.column_names)
+    else:
+        num_actions = actor.agent.distribution.num_parameters
+        own_names = tuple(str(action) for action in range(num_actions))
+    names = tuple(actor.envs.metadata.get("action_names", ()))
+    return names if len(names) == len(own_names) else own_names
 
 
 def _join_attention(core: torch.nn.Module, steps: Sequence[_Step]) -> tuple[Attention, ...]:

@@ -30,7 +30,8 @@ def export(options: ExportOptions) -> None:
     with user_errors():
         share(run, folder, options.allow)
     size = folder_bytes(folder)
-    say(console, f"{folder}  {size / 1e6:.1f} MB; play with it: {program()} visualize {folder}")
+    allowed = f" --allow {options.allow}" if options.allow else ""
+    say(console, f"{folder}  {size / 1e6:.1f} MB; play with it: {program()} visualize {folder}{allowed}")
 
 
 def _export_file(options: ExportOptions, run: Run, console: Console) -> None:

@@ -18,9 +18,9 @@ from rich.console import Console
 from agent.encoders import part_shapes
 from agent.precision import describe_precision
 from commands.options import LaunchOptions
-from envs import limit_calls, prepare, tasks
+from envs import EnvironmentFailed, limit_calls, prepare, tasks
 from reports.tables import evaluation_rows, print_evaluations
-from storage.errors import UserError, user_errors
+from storage.errors import StorageError, UserError, user_errors
 from storage.run import Run
 from training.config import core_name
 from training.console import Busy, LiveLine, counting, playing, plural, program, quantity, say, say_all, say_skipped
@@ -155,14 +155,25 @@ def _finish(trainer: Trainer, seconds: float, console: Console) -> None:
 
 
 def evaluate_and_film(trainer: Trainer, console: Console) -> tuple[dict[str, Any], dict[str, str]]:
-    """Evaluates a trained agent and films it: the evaluation's summary, and where video and page are."""
+    """Evaluates a trained agent and films it: the evaluation's summary, and where video and page are.
+
+    What goes wrong in filming is said instead: it is often the environment's `render`, and the scores do not need it.
+    """
     config = trainer.config
     count = config.eval_episodes * len(tasks(tested_on(config)))
     with counting(console, "evaluating", count, "episodes") as progress:
         summary = evaluate(config, trainer.agent, progress)
     if config.video_episodes == 0:
         return summary, {}
-    return summary, _film(trainer, console)
+    try:
+        return summary, _film(trainer, console)
+    except (OSError, StorageError, UserError):  # the run's folder
+        raise
+    except Exception as error:
+        problem = str(error)
+        if not isinstance(error, EnvironmentFailed):
+            problem = f"{type(error).__name__}: {error}"
+        return summary, {"video": f"none, because filming failed: {problem}"}
 
 
 def _film(trainer: Trainer, console: Console) -> dict[str, str]:

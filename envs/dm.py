@@ -188,6 +188,9 @@ def make_env(name: str, /, **fields: Any) -> gymnasium.Env[Any, Any]:
             made = typing.get_type_hints(make).get("return")
     if not (inspect.isclass(made) and issubclass(made, dm_env.Environment)):  # before a call: "dm:os:system,command=.."
         expected = "a subclass of dm_env.Environment, or a function annotated to return one"
-        raise ValueError(f"expected {expected}, got a {type(make).__name__}")
+        got = f"a {type(make).__name__}"
+        if inspect.isclass(made) and issubclass(made, gymnasium.Env):
+            got = f"a gymnasium.Env, whose spec is gym:{name}"
+        raise ValueError(f"expected {expected}, got {got}")
     inspect.signature(make).bind(**fields)
     return adapt(DmEnv(functools.partial(make, **fields)))

@@ -16,6 +16,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 from gymnasium import spaces
+from gymnasium.envs.registration import EnvSpec
 from gymnasium.wrappers import TransformObservation
 from numpy.typing import NDArray
 
@@ -49,7 +50,8 @@ def make_env(name: str, /, *, view: str = "symbols", tile: int = 8, **fields: An
     """An environment as `adapt` makes it.
 
     Args:
-        name: as in `gymnasium.make`, for instance "CartPole-v1" or "package:Id-v0", which imports the package first.
+        name: as in `gymnasium.make`, for instance "CartPole-v1" or "package:Id-v0", which imports the package first;
+            or "module:Class" of an environment that is not registered.
         view: of MiniGrid: symbols or pixels.
         tile: height and width of a cell of MiniGrid in pixels.
         fields: arguments of the environment and of `gymnasium.make`, such as max_episode_steps.
@@ -60,7 +62,7 @@ def make_env(name: str, /, *, view: str = "symbols", tile: int = 8, **fields: An
     """
     if name.count(":") > 1:
         raise ValueError("expected an id such as CartPole-v1, or package:id")
-    identity = register(name)
+    identity = spec_of_class(name) or register(name)
     try:
         with warnings.catch_warnings():
             # Films try whether an environment draws itself: it need not say before that it does.
@@ -69,7 +71,7 @@ def make_env(name: str, /, *, view: str = "symbols", tile: int = 8, **fields: An
     except gymnasium.error.DependencyNotInstalled as error:
         raise ImportError(f"gym:{name}: {error}") from None
     except ModuleNotFoundError as error:
-        found = gymnasium.registry.get(identity)
+        found = gymnasium.registry.get(str(identity))
         entry = str(found.entry_point) if found else ""
         if not entry.startswith("gymnasium.envs."):
             raise
@@ -77,12 +79,40 @@ def make_env(name: str, /, *, view: str = "symbols", tile: int = 8, **fields: An
         family = entry.split(".")[2]
         raise ImportError(f"gym:{name} needs {error.name}: pip install 'gymnasium[{family}]'") from None
     except gymnasium.error.Error as error:
-        raise ValueError(str(error)) from error
+        module, colon, identity = name.partition(":")
+        has_no_class = colon and not package_of(name)
+        also = f" Nor has {module} a gymnasium.Env of the name {identity}." if has_no_class else ""
+        raise ValueError(f"{error}{also}") from error
     if "minigrid" in sys.modules and isinstance(env.unwrapped, sys.modules["minigrid"].minigrid_env.MiniGridEnv):
         env = _minigrid(env, view, tile)
     elif (view, tile) != ("symbols", 8):
         raise ValueError(f"view and tile are chosen for MiniGrid only, got view={view}, tile={tile}")
     return adapt(env)
+
+
+def spec_of_class(name: str) -> EnvSpec | None:
+    """What gymnasium makes an environment from that is no registered id, but a class, "module:Class"; None for an id.
+
+    Raises an ImportError if there is no such module.
+    """
+    module, colon, identity = name.partition(":")
+    if not colon or package_of(name):
+        return None
+    try:
+        imported = importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{module}.".startswith(f"{error.name}."):
+            raise  # a package that the module needs
+        got = f"expected a module in the working directory or an installed one, got {module!r}"
+        hint = ""
+        if module.endswith(".py"):
+            hint = f"; without its ending: gym:{module.removesuffix('.py')}:{identity}"
+        raise ImportError(f"gym:{name}: {got}{hint}") from None
+    found = getattr(imported, identity, None)
+    is_environment = isinstance(found, type) and issubclass(found, gymnasium.Env)
+    if not is_environment or identity in gymnasium.registry:
+        return None
+    return EnvSpec(f"{identity}-v0", entry_point=found)
 
 
 def register(name: str) -> str:

@@ -73,11 +73,27 @@ class CheckedEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
 
 
 def checked(env: Env) -> Env:
-    """The environment with a `CheckedEnv` beneath the wrappers of `gymnasium.make`, which unpack what it returns."""
+    """The environment with a `CheckedEnv` beneath the wrappers of `gymnasium.make`, which unpack what it returns.
+
+    Raises a ValueError for metadata of a form that is not known.
+    """
+    _require_metadata(env.metadata)
     if isinstance(env, TimeLimit | OrderEnforcing):
         env.env = checked(env.env)
         return env
     return CheckedEnv(env)
+
+
+def _require_metadata(metadata: Mapping[str, Any]) -> None:
+    """Raises a ValueError for entries that this program reads and that have another form than it expects."""
+    repeat = metadata.get("action_repeat", 1)
+    is_whole = isinstance(repeat, int | np.integer) and not isinstance(repeat, bool)
+    if not is_whole or repeat < 1:
+        raise ValueError(f"metadata['action_repeat']: expected the number of frames of a step, got {repeat!r}")
+    for name in ("episode_metrics", "action_names"):
+        words = metadata.get(name, ())
+        if not isinstance(words, tuple | list) or not all(isinstance(word, str) for word in words):
+            raise ValueError(f"metadata[{name!r}]: expected a tuple of words, got {words!r}")
 
 
 def _require_call(name: str, method: Any, *arguments: Any, **options: Any) -> None:

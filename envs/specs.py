@@ -46,9 +46,11 @@ def parse_spec(spec: str) -> Spec:
 
 
 def literals(overrides: dict[str, str]) -> dict[str, Any]:
-    """Values as in Python; text where it is not Python."""
+    """Values as in Python, true and false also in small letters; text where it is not Python."""
     values: dict[str, Any] = dict(overrides)
     for field, text in overrides.items():
+        if text in ("true", "false"):
+            text = text.capitalize()
         with suppress(ValueError, SyntaxError, RecursionError, MemoryError):  # the last two for very deep nesting
             values[field] = ast.literal_eval(text)
     return values

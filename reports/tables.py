@@ -34,6 +34,8 @@ def evaluation_rows(summary: Mapping[str, Any]) -> dict[str, str]:
     }
     if "correct_choices" in summary:
         rows["correct choices"] = f"{_correct(summary)}  of {summary['choices_per_episode']:.1f} an episode"
+    for name, value in summary.get("counters", {}).items():
+        rows[name] = _score(value)
     for name in SCALES:
         if name in summary and (played or name != "human_normalised_capped"):
             scale = name.replace("_normalised", "-normalised").replace("_", ", ")

@@ -8,7 +8,7 @@ from collections import deque
 import numpy as np
 
 from actors import Episode
-from actors.evaluation import correct_fraction
+from actors.evaluation import correct_fraction, counters_of
 from envs import mean_normalised, tasks
 from storage.files import Json, Schema, abbreviate, require_schema
 from training.config import RunConfig
@@ -158,6 +158,8 @@ class Curriculum:
         row = {"episode/return": self.mean_return(), "episode/correct_choices": self.correct()}
         for name, value in mean_normalised(scores).items():
             row[f"episode/{name}"] = value
+        for name, values in counters_of(self._episodes()).items():
+            row[f"counter/{name}"] = float(values.mean())
         if len(self.recent) > 1:
             row |= self._metrics_by_task(scores)
         if len(self.stages) > 1:

@@ -12,7 +12,7 @@ import numpy as np
 
 from actors import Actor, ActorsConfig, Episode
 from actors.actor import Player
-from actors.evaluation import ScriptedActor, play_episodes
+from actors.evaluation import ScriptedActor, counters_of, play_episodes
 from actors.intervals import mean_interval, share_interval
 from actors.recorder import record_episodes
 from actors.recording import Recording
@@ -256,9 +256,10 @@ def _known(mean: float, low: float, high: float) -> dict[str, float]:
 def as_metrics(summary: Json) -> dict[str, float]:
     """The scores of a summary and the ends of their intervals as metrics, "evaluation/return" and alike."""
     found = {"evaluation/episodes": float(summary["episodes"])}
-    for name, value in summary.items():
+    counters = {f"counter/{name}": value for name, value in summary.get("counters", {}).items()}
+    for name, value in [*summary.items(), *counters.items()]:
         metric = f"evaluation/{name}"
-        if isinstance(value, dict):
+        if isinstance(value, dict) and "mean" in value:
             found[metric] = value["mean"]
             # A single episode has no interval.
             for end in ("low", "high"):
@@ -296,6 +297,10 @@ def _summarize(episodes: list[Episode], env: str) -> Json:
     if choices.any():
         summary["correct_choices"] = _known(*share_interval(right, choices))
         summary["choices_per_episode"] = float(choices.mean())
+    # Other counters of the environment.
+    counters = {name: _known(*mean_interval(values)) for name, values in counters_of(episodes).items()}
+    if counters:
+        summary["counters"] = counters
     return summary
 
 

@@ -202,8 +202,12 @@ def make_replay(config: RunConfig, learner: Learner, local: bool) -> Replay | No
     unrolls = config.replay.unrolls
     most = REPLAY_BYTES // unroll_bytes(config, learner.agent)
     if local and unrolls > most:
-        limit = f"at most {most}, of {REPLAY_BYTES / 1e9:.0f} GB in each checkpoint, for actors in this process"
-        raise ValueError(f"replay.unrolls: expected {limit}, got {unrolls}")
+        megabytes = unroll_bytes(config, learner.agent) / 1e6
+        limit = f"at most {most}, because checkpoints of actors in this process hold them"
+        advice = f"--replay.unrolls {most}" if most else "--replay.share 0"
+        raise ValueError(
+            f"replay.unrolls: expected {limit} and one of {config.env} has {megabytes:.1f} MB, got {unrolls}; {advice}"
+        )
     capacity = unrolls * config.actors.envs_per_actor
     return Replay(config.replay, learner, capacity, config.seed, config.rows_of_batch)
 

@@ -1,5 +1,7 @@
 """Environments that raise, exit or hang: what was learned is kept, and the error names the place."""
 
+import json
+import re
 import traceback
 from pathlib import Path
 
@@ -54,20 +56,32 @@ def test_a_wrong_value_in_training_is_one_line_and_keeps_what_was_learned(
     assert line.endswith(f"; resume from {folder}/checkpoints/{steps:012d} with: {again}\n")
 
 
+def test_scores_do_not_need_a_film(tmp_path: Path, cli: Commands) -> None:
+    """Of an environment that ends to draw itself. The message says why there is no film."""
+    folder, env = tmp_path / "run", "gym:tests.envs.odd:Fading-v0"
+    output = cli.run("launch", "--local", "--run", folder, "--env", env, *SMALL, "--frames=16", "--video-episodes=1")
+    problem = f"environment {env},render_mode=rgb_array, render: expected uint8 [height, width, 3], got None\n"
+    assert f"none, because filming failed: {problem}" in output
+    assert (folder / "evaluation.json").is_file()
+
+
+def test_a_class_that_is_not_registered_is_filmed_and_its_counters_are_kept(tmp_path: Path, cli: Commands) -> None:
+    """Its pictures differ in size."""
+    folder = tmp_path / "run"
+    words = ["launch", "--local", "--run", folder, "--env", "gym:tests.envs.odd:Zoomed", *SMALL]
+    output = cli.run(*words, "--frames=400", "--eval-episodes=4", "--video-episodes=1")
+    assert re.search(r"\nvideo +\S+\.mp4", output)
+    assert re.search(r"\ndoors +3\.00  all equal\n", output)
+    summary = json.loads((folder / "evaluation.json").read_text())
+    assert summary["counters"] == {"doors": {"mean": 3, "low": 3, "high": 3}}
+    assert last_metrics(folder)["counter/doors"] == 3
+
+
 def test_a_wrong_value_is_noticed_before_training(tmp_path: Path, cli: Commands) -> None:
     for fields in ("wrong=nan", "arity=4", "space_changes=True"):
         env = f"gym:tests.envs.odd:Odd-v0,{fields}"
         cli.refuse("launch", "--local", "--run", tmp_path / "run", "--env", env, words=f"environment {env}, ")
     assert list(tmp_path.iterdir()) == []
-
-
-def test_a_picture_that_cannot_be_filmed_is_named(tmp_path: Path, cli: Commands) -> None:
-    env = "gym:tests.envs.odd:Fading-v0"
-    launch = ["launch", "--local", "--run", tmp_path / "run", "--env", env, *SMALL, "--frames=16"]
-    line = cli.refuse(*launch, "--video-episodes=1")
-    assert (
-        f"environment {env},render_mode=rgb_array, render: expected uint8 [height, width, 3], got None; resume" in line
-    )
 
 
 def test_an_environment_that_cannot_be_made(tmp_path: Path, cli: Commands) -> None:

@@ -86,6 +86,18 @@ class Odd(gymnasium.Env):
         return (*answer.values(), "more")[: self.arity]
 
 
+class Zoomed(Odd):
+    """The pictures that it draws of itself grow."""
+
+    def __init__(self, render_mode: str | None = None) -> None:
+        super().__init__(metrics=True)
+        self.render_mode = render_mode
+        self.metadata |= {"render_modes": ["rgb_array"]}
+
+    def render(self) -> Any:
+        return np.zeros((32 + self.time, 48, 3), np.uint8)
+
+
 class OldOdd(Odd):
     """It has the interface that gymnasium's had before: `reset` takes no seed."""
 

@@ -165,7 +165,11 @@ def test_specs() -> None:
         ("dm:tests.envs.dm_tasks:says_nothing", "or a function annotated to return one, got a function"),
         ("dm:tests.envs.dm_tasks:makes_walks,gravity=2", "unexpected keyword argument 'gravity'"),
         ("dm:nowhere:Walk", "nowhere"),
-        ("gym:nowhere:Id-v0", "nowhere"),
+        ("gym:nowhere:Id-v0", "gym:nowhere:Id-v0: expected a module .* or an installed one, got 'nowhere'$"),
+        ("gym:odd.py:Odd", "got 'odd.py'; without its ending: gym:odd:Odd"),
+        ("gym:tests.envs.odd:Even", "Nor has tests.envs.odd a gymnasium.Env of the name Even."),
+        ("gym:tests.envs.odd:itertools", "Nor has tests.envs.odd a gymnasium.Env of the name itertools."),
+        ("dm:tests.envs.odd:Odd", "got a gymnasium.Env, whose spec is gym:tests.envs.odd:Odd"),
     ],
 )
 def test_wrong_specs_are_named(spec: str, message: str) -> None:

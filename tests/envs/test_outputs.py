@@ -1,6 +1,7 @@
 """What environments return: what is taken, and the one line that says what is wrong with the rest."""
 
 import itertools
+import re
 from typing import Any
 
 import gymnasium
@@ -278,3 +279,21 @@ class Growing(Odd):
 def test_environments_of_a_batch_must_have_the_same_spaces() -> None:
     with pytest.raises(ValueError, match=r"^observation space: expected the same .*, got .*\(2,\).* then .*\(3,\)"):
         batch(Growing, 2)
+
+
+@pytest.mark.parametrize(
+    ("metadata", "message"),
+    [
+        ({"action_repeat": 0}, "metadata['action_repeat']: expected the number of frames of a step, got 0"),
+        ({"action_repeat": 1.5}, "metadata['action_repeat']: expected the number of frames of a step, got 1.5"),
+        ({"action_repeat": "four"}, "metadata['action_repeat']: expected the number of frames of a step, got 'four'"),
+        ({"episode_metrics": None}, "metadata['episode_metrics']: expected a tuple of words, got None"),
+        ({"episode_metrics": "success"}, "metadata['episode_metrics']: expected a tuple of words, got 'success'"),
+        ({"action_names": (1, 2, 3)}, "metadata['action_names']: expected a tuple of words, got (1, 2, 3)"),
+    ],
+)
+def test_metadata_of_another_form_are_refused(metadata: dict[str, Any], message: str) -> None:
+    env = Odd()
+    env.metadata = metadata
+    with pytest.raises(ValueError, match=re.escape(message)):
+        checked(env)
