@@ -65,7 +65,7 @@ def test_every_tensor_keeps_its_precision(tmp_path: Path, cli: Commands, copied:
     weights["joint.weight"] *= 1e-6
     weights["policy.bias"] = 1e-9 + weights["policy.bias"] * 0
     mean, deviation = 200.0, 2**-5  # the deviation is what matters, and is lost in half precision
-    statistics = {"mean": mean, "second_moment": mean**2 + deviation**2}
+    statistics = {"mean": mean, "second_moment": mean**2 + deviation**2, "reward_square": 0.25}
     weights |= {f"value.{name}": torch.tensor([value], dtype=torch.float64) for name, value in statistics.items()}
     weights["value.batches"] = torch.tensor([70_000])
     checkpoints.save(run, checkpoint.step, checkpoint.parts, checkpoint.state)
