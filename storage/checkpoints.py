@@ -155,8 +155,20 @@ def load_weights(load: Callable[[Any], object], place: Path | str, config_file: 
     try:
         load(checkpoint.parts["weights"])
     except (RuntimeError, KeyError) as error:
-        raise ValueError(f"{checkpoint.path} does not fit {config_file}: {error}") from error
+        raise ValueError(misfit(checkpoint, config_file, error)) from error
     return checkpoint
+
+
+def misfit(checkpoint: Checkpoint, config_file: Path, error: Exception) -> str:
+    """Says that a checkpoint does not fit what its run has now, and why.
+
+    Of torch's list of weights whose shapes differ, the first is enough: the others mostly follow from it.
+    """
+    message = f"{checkpoint.path} does not fit {config_file}"
+    first = re.search(r"size mismatch for .*", str(error))
+    if first is None:
+        return f"{message}: {error}"
+    return f"{message}, or its environment has other observations or actions than in training: {first[0]}"
 
 
 def pack_learner(state: Json) -> tuple[Parts, Json]:

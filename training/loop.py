@@ -15,7 +15,7 @@ from envs import EnvironmentFailed, WrongOutput
 from learner.errors import LearnersLost, NotFinite
 from learner.replica import Replica
 from storage import checkpoints
-from storage.checkpoints import Checkpoint, pack_learner, unpack_learner
+from storage.checkpoints import Checkpoint, misfit, pack_learner, unpack_learner
 from storage.errors import StorageError, UserError, user_errors
 from storage.files import Json, Schema, require_schema, write_json
 from storage.metrics import Layout, MetricsWriter
@@ -363,7 +363,7 @@ class Training(ABC):
             self.unpack(checkpoint.state)
             self.learner.load_state_dict(unpack_learner(checkpoint))
         except (RuntimeError, ValueError) as error:
-            raise ValueError(f"{checkpoint.path} does not fit {self.run.config_file}: {error}") from error
+            raise ValueError(misfit(checkpoint, self.run.config_file, error)) from error
         self.restored = checkpoint
         self.saved = checkpoint.path
         self.saved_version = self.learner.version

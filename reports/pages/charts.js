@@ -308,13 +308,12 @@ class LineChart {
     this.nameLines(lines);
     const first = Math.min(...this.known);
     const empty = `no values before ${readable(first)}`, begin = this.x(first) - box.left;
-    if (inset === undefined && begin > 7 * empty.length + 8) {
-      this.svg.append(shape("text", { x: box.left + begin / 2, y: (box.top + box.bottom) / 2, "text-anchor": "middle", class: "within" }, empty));
-    }
     const values = Math.max(...series.map((line) => line.y.filter((value) => value !== null).length));
     if (values < 2) {
       const text = "a single value: no curve yet";
       this.svg.append(shape("text", { x: (box.left + box.right) / 2, y: (box.top + box.bottom) / 2, "text-anchor": "middle", class: "within" }, text));
+    } else if (inset === undefined && begin > 7 * empty.length + 8) {
+      this.svg.append(shape("text", { x: box.left + begin / 2, y: (box.top + box.bottom) / 2, "text-anchor": "middle", class: "within" }, empty));
     }
     if (inset === undefined) {
       const places = ticks(from, to, Math.max(2, Math.floor(width / 60))), last = places.length - 1;
