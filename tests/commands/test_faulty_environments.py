@@ -65,7 +65,7 @@ def test_scores_do_not_need_a_film(tmp_path: Path, cli: Commands) -> None:
     assert (folder / "evaluation.json").is_file()
 
 
-def test_a_class_that_is_not_registered_is_filmed_and_its_counters_are_kept(tmp_path: Path, cli: Commands) -> None:
+def test_a_class_without_registration_and_its_counters(tmp_path: Path, cli: Commands) -> None:
     """Its pictures differ in size."""
     folder = tmp_path / "run"
     words = ["launch", "--local", "--run", folder, "--env", "gym:tests.envs.odd:Zoomed", *SMALL]
