@@ -69,7 +69,7 @@ def play_episodes(
     Args:
         actor: at the start of its environments' first episodes.
         episodes: rounded up to a multiple of the number of environments.
-        progress: called with the number of episodes so far.
+        progress: called after each step with the number of episodes so far.
         max_steps: of an episode; a longer one raises an EnvironmentFailed.
     """
     if episodes < 1:
@@ -87,7 +87,7 @@ def play_episodes(
                 if counts[index] < each:
                     counts[index] += 1
                     kept.append(episode)
-            if ended and progress is not None:
+            if progress is not None:
                 progress(len(kept))
             unfinished = counts < each
             check_length(actor, unfinished, max_steps)

@@ -15,7 +15,7 @@ from dm_env import specs
 from gymnasium import spaces
 
 from envs.guard import OutputError
-from envs.gym import adapt
+from envs.gym import adapt, import_named
 from envs.outputs import conformer, describe_value, number
 from envs.rooms import RoomsConfig, RoomsEnv
 
@@ -181,6 +181,7 @@ def make_env(name: str, /, **fields: Any) -> gymnasium.Env[Any, Any]:
     """
     if not all(name.partition(":")):
         raise ValueError("expected a module and a constructor in it, as in dm:module:Class")
+    import_named(name.partition(":")[0], f"dm:{name}")
     make = pkgutil.resolve_name(name)
     made = make
     if inspect.isfunction(make):

@@ -98,21 +98,26 @@ def spec_of_class(name: str) -> EnvSpec | None:
     module, colon, identity = name.partition(":")
     if not colon or package_of(name):
         return None
-    try:
-        imported = importlib.import_module(module)
-    except ModuleNotFoundError as error:
-        if error.name is None or not f"{module}.".startswith(f"{error.name}."):
-            raise  # a package that the module needs
-        got = f"expected a module in the working directory or an installed one, got {module!r}"
-        hint = ""
-        if module.endswith(".py"):
-            hint = f"; without its ending: gym:{module.removesuffix('.py')}:{identity}"
-        raise ImportError(f"gym:{name}: {got}{hint}") from None
+    imported = import_named(module, f"gym:{name}")
     found = getattr(imported, identity, None)
     is_environment = isinstance(found, type) and issubclass(found, gymnasium.Env)
     if not is_environment or identity in gymnasium.registry:
         return None
     return EnvSpec(f"{identity}-v0", entry_point=found)
+
+
+def import_named(module: str, spec: str) -> Any:
+    """Imports the module that a spec names; if there is none, an ImportError says where it was looked for."""
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{module}.".startswith(f"{error.name}."):
+            raise  # a package that the module needs
+        expected = f"{spec}: expected a module in the working directory or an installed one, got {module!r}"
+        hint = ""
+        if module.endswith(".py"):
+            hint = f"; without its ending: {spec.replace('.py:', ':')}"
+        raise ImportError(f"{expected}{hint}") from None
 
 
 def register(name: str) -> str:

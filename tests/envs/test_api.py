@@ -164,7 +164,7 @@ def test_specs() -> None:
         ("dm:os:system,command=touch touched", "expected a subclass .* got a builtin_function_or_method"),
         ("dm:tests.envs.dm_tasks:says_nothing", "or a function annotated to return one, got a function"),
         ("dm:tests.envs.dm_tasks:makes_walks,gravity=2", "unexpected keyword argument 'gravity'"),
-        ("dm:nowhere:Walk", "nowhere"),
+        ("dm:nowhere:Walk", "dm:nowhere:Walk: expected a module .* or an installed one, got 'nowhere'$"),
         ("gym:nowhere:Id-v0", "gym:nowhere:Id-v0: expected a module .* or an installed one, got 'nowhere'$"),
         ("gym:odd.py:Odd", "got 'odd.py'; without its ending: gym:odd:Odd"),
         ("gym:tests.envs.odd:Even", "Nor has tests.envs.odd a gymnasium.Env of the name Even."),
