@@ -168,6 +168,7 @@ def test_specs() -> None:
         ("gym:nowhere:Id-v0", "gym:nowhere:Id-v0: expected a module .* or an installed one, got 'nowhere'$"),
         ("gym:odd.py:Odd", "got 'odd.py'; without its ending: gym:odd:Odd"),
         ("gym:tests.envs.odd:Even", "Nor has tests.envs.odd a gymnasium.Env of the name Even."),
+        ("gym:tests.envs.odd:OddDm", "Nor has tests.envs.odd a gymnasium.Env of the name OddDm."),
         ("gym:tests.envs.odd:itertools", "Nor has tests.envs.odd a gymnasium.Env of the name itertools."),
         ("dm:tests.envs.odd:Odd", "got a gymnasium.Env, whose spec is gym:tests.envs.odd:Odd"),
     ],

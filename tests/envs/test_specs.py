@@ -3,7 +3,7 @@
 import pytest
 
 from envs.registry import MAKERS
-from envs.specs import KINDS, held_out, tasks
+from envs.specs import KINDS, held_out, literals, tasks
 
 
 def test_every_kind_can_be_made() -> None:
@@ -37,3 +37,10 @@ def test_a_suite_has_its_fields_in_each_level() -> None:
 def test_agents_are_tested_on_whole_games_and_their_own_rewards() -> None:
     trained = "envpool:Breakout-v5,episodic_life=True,frame_skip=4,reward_clip=True"
     assert held_out(trained) == "envpool:Breakout-v5,frame_skip=4"
+
+
+def test_values_are_those_of_python_and_small_true_and_false() -> None:
+    """As text, false would be true."""
+    values = {"hud": "false", "sky": "true", "walls": "False", "name": "falsetto", "size": "3", "scale": "0.5"}
+    expected = {"hud": False, "sky": True, "walls": False, "name": "falsetto", "size": 3, "scale": 0.5}
+    assert literals(values) == expected

@@ -10,7 +10,7 @@ import pytest
 
 import envs
 from actors import Episode
-from actors.evaluation import ScriptedActor, play_episodes
+from actors.evaluation import ScriptedActor, counters_of, play_episodes
 from storage.metrics import MetricsWriter
 from storage.run import Run
 from tests.actors.counting import Counting
@@ -19,6 +19,18 @@ from training.cluster import RayGauges, gauge_name
 from training.evaluation import as_metrics, evaluate, load_trained_agent, play, summarize
 from training.plain import to_plain
 from training.trainer import Trainer
+
+
+def test_counters_are_those_that_have_no_scale_of_their_own() -> None:
+    ends: list[dict[str, float]] = [
+        {"correct_choices": 1, "wrong_choices": 2, "doors": 3},
+        {"doors": 5, "keys": 1},
+    ]
+    episodes = [Episode(0.0, 1, 0, 0, 0, metrics) for metrics in ends]
+    counters = counters_of(episodes)
+    assert {name: values.tolist() for name, values in counters.items()} == {"doors": [3, 5], "keys": [1]}
+    summary = summarize(episodes, "diagnostic:recall")
+    assert as_metrics(summary)["evaluation/counter/doors"] == summary["counters"]["doors"]["mean"] == 4
 
 
 class TwoAndTwenty(Counting):
