@@ -128,7 +128,8 @@ function probabilities() {
   }));
 }
 
-function go(to) {
+// Shows a step. Pages beside this one are told, unless only the size or the colours of the page have changed.
+function go(to, tells = true) {
   step = Math.max(0, Math.min(episode.values.length - 1, to));
   document.body.dataset.step = step;
   get("slider").value = step;
@@ -148,7 +149,7 @@ function go(to) {
   if (memory) look(memory);
   answer();
   announce();
-  if (window.parent !== window && !led) window.parent.postMessage([Number(get("episode").value), step], "*");
+  if (tells && window.parent !== window && !led) window.parent.postMessage([Number(get("episode").value), step], "*");
 }
 
 // Goes where a page beside this one has gone; see `together.html`.
@@ -372,7 +373,7 @@ function start() {
       go(Number(event.target.dataset.step ?? at(event, get(name).getBoundingClientRect())));
     });
   }
-  const again = () => { if (episode) { go(step); mark(); } };
+  const again = () => { if (episode) { go(step, false); mark(); } };
   new ResizeObserver(again).observe(document.querySelector(".stage"));
   window.matchMedia("(prefers-color-scheme: dark)").addEventListener("change", again);
   const opened = () => {
