@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import logging
 import os
 import shlex
 import sys
@@ -29,6 +30,8 @@ from training.signals import stop_on_signals
 from training.suites import SUITES
 from training.sweep_progress import is_finished
 from training.trust import checkpoint_place, permissions
+
+logger = logging.getLogger(__name__)
 
 
 def compare(options: CompareOptions, words: Sequence[str], command: str) -> None:
@@ -290,7 +293,9 @@ def _train_run(config: Any, run: Run, local: bool, **options: Any) -> Any:
     from training import trainer as agents
 
     def evaluate_trained(trainer: agents.Trainer) -> dict[str, Any]:
-        summary, _ = evaluate_and_film(trainer, Console(quiet=True))
+        summary, shown = evaluate_and_film(trainer, Console(quiet=True))
+        if config.video_episodes and "page" not in shown:
+            logger.warning("%s: video: %s", run, shown["video"])
         return summary
 
     return agents.train_agent(config, run, local=local, evaluate_trained=evaluate_trained, **options)

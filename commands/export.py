@@ -30,8 +30,11 @@ def export(options: ExportOptions) -> None:
     with user_errors():
         share(run, folder, options.allow)
     size = folder_bytes(folder)
-    allowed = f" --allow {options.allow}" if options.allow else ""
-    say(console, f"{folder}  {size / 1e6:.1f} MB; play with it: {program()} visualize {folder}{allowed}")
+    allowed = f" --allow {shlex.quote(options.allow)}" if options.allow else ""
+    say(
+        console,
+        f"{folder}  {size / 1e6:.1f} MB; play with it: {program()} visualize {shlex.quote(str(folder))}{allowed}",
+    )
 
 
 def _export_file(options: ExportOptions, run: Run, console: Console) -> None:

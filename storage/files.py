@@ -32,6 +32,7 @@ _TYPES = {
     int: "a whole number of 0 or more",
     float: "a number",
     str: "a text",
+    bool: "true or false",
     dict: "an object",
     list: "a list",
 }

@@ -82,7 +82,7 @@ class Trainer(Training):
         "generation": int,
         "recent": [EPISODE],
         "rng": dict,
-        "config": {"actors": ACTORS},
+        "config": {"actors": ACTORS, "resident": bool, "from_run": object},
     }
     charts = CHARTS
     config: RunConfig
