@@ -31,10 +31,8 @@ def export(options: ExportOptions) -> None:
         share(run, folder, options.allow)
     size = folder_bytes(folder)
     allowed = f" --allow {shlex.quote(options.allow)}" if options.allow else ""
-    say(
-        console,
-        f"{folder}  {size / 1e6:.1f} MB; play with it: {program()} visualize {shlex.quote(str(folder))}{allowed}",
-    )
+    play = f"{program()} visualize {shlex.quote(str(folder))}{allowed}"
+    say(console, f"{folder}  {size / 1e6:.1f} MB; play with it: {play}")
 
 
 def _export_file(options: ExportOptions, run: Run, console: Console) -> None:

@@ -58,8 +58,10 @@ def test_a_state_is_filled_in_the_order_of_its_leaves() -> None:
     assert (type(filled), filled.offset, filled.cache) == (Example, 5, None)
     for leaf, expected in zip(leaves(filled), leaves(source), strict=True):
         assert leaf is expected
-    with pytest.raises(ValueError, match="tensors: expected 3 as in the state, got 2"):
-        fill_state(source, list(leaves(source))[:2])
+    tensors = list(leaves(source))
+    for wrong in (tensors[:2], [*tensors, tensors[0]]):
+        with pytest.raises(ValueError, match=f"tensors: expected 3 as in the state, got {len(wrong)}"):
+            fill_state(source, wrong)
 
 
 def test_states_that_do_not_fit_together_are_named() -> None:

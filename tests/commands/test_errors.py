@@ -210,6 +210,7 @@ STATES: list[tuple[str, Any, str]] = [
     ("learner optimizer dict 0 1 dict 0 1 dict 1 1", 3.5, "exp_avg: expected a tensor"),
     ("config actors", GONE, "config: expected actors in it"),
     ("config resident", GONE, "config: expected resident in it"),
+    ("config resident", "no", "config: resident: expected true or false, got 'no'"),
     ("config from_run", GONE, "config: expected from_run in it"),
     ("config from_run", 5, "from_run: expected"),
 ]
