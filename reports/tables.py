@@ -13,6 +13,7 @@ from rich.measure import Measurement
 from rich.table import Column, Table
 from rich.text import Text
 
+from storage.provenance import was_local
 from storage.run import RUN_COMMANDS, Run
 from training.config import RunConfig
 from training.console import duration, program, quantity, say
@@ -245,6 +246,9 @@ def say_how_to_resume(console: Console, run: Run, config: Any, state: str) -> No
 def next_command(run: Run, config: Any, state: str) -> str:
     """What to type next about a run in a state; see `Run.state`."""
     command = "status" if state.startswith("running") else "report"
+    options = permissions(config)
     if not state.startswith(("running", "finished")):
         command = f"{RUN_COMMANDS[config.kind][0].partition(' ')[2]} --resume"
-    return f"{program()} {command} {shlex.quote(str(run))}{permissions(config)}"
+        if was_local(run):
+            options = f" --local{options}"
+    return f"{program()} {command} {shlex.quote(str(run))}{options}"

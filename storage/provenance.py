@@ -62,6 +62,15 @@ def read_launches(run: Run) -> list[Json]:
     return sorted(found, key=lambda launch: launch["time"])
 
 
+def was_local(run: Run) -> bool:
+    """Whether the last launch that a run noted had the option `--local`, which resuming it needs again."""
+    launches = read_launches(run)
+    if not launches:
+        return False
+    command = launches[-1].get("command")
+    return isinstance(command, str) and "--local" in command.split()
+
+
 def _is_time(value: object) -> bool:
     """Whether a value is a finite number; True and False are none."""
     return type(value) in (int, float) and math.isfinite(value)  # type: ignore[arg-type]

@@ -156,7 +156,7 @@ def test_the_report_of_the_run_in_the_current_folder(
     config = json.loads((run / "config.json").read_text())
     (run / "config.json").write_text(json.dumps(config | {"frames": config["frames"] * 4}))
     monkeypatch.chdir(run)
-    assert cli.run("report", ".").endswith("resume with: compressive launch --resume .\n")
+    assert cli.run("report", ".").endswith("resume with: compressive launch --resume . --local\n")
     data = embedded(run / "report.html")
     assert data["facts"]["state"] == "stopped"
     assert "Nothing could be played: my [red] run has no checkpoint" in data["buckets"]["why"]

@@ -50,7 +50,11 @@ def test_states_of_a_run(copied: Copied, cli: Commands, monkeypatch: pytest.Monk
     monkeypatch.setenv("COLUMNS", "60")
     rows = rows_of(run, cli)
     assert rows["state"] == "stopped"
-    assert shlex.split(rows["resume with"]) == ["compressive", "launch", "--resume", str(run)]
+    again = ["compressive", "launch", "--resume", str(run)]
+    assert shlex.split(rows["resume with"]) == [*again, "--local"], "as it was trained"
+    with (run / "launches.jsonl").open("a") as file:
+        file.write(json.dumps({"time": 1e10, "command": "compressive launch --resume run"}) + "\n")
+    assert shlex.split(rows_of(run, cli)["resume with"]) == again
     assert f"({100 * last['learner/frames'] / (4 * config['frames']):.1f} %)" in rows["progress"]
 
     with Run(run).lock():
