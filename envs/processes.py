@@ -227,13 +227,13 @@ class SerialVectorEnv(VectorEnv):
 
 
 def require_equal_spaces(envs: VectorEnv, observation_space: Any, action_space: Any) -> None:
-    """Raises a ValueError if spaces are not those of one environment of a batch."""
+    """Raises an OutputError if spaces are not those of one environment of a batch."""
     for name, own, other in (
         ("observation space", envs.single_observation_space, observation_space),
         ("action space", envs.single_action_space, action_space),
     ):
         if own != other:
-            raise ValueError(f"{name}: expected the same whenever it is made, got {own}, then {other}")
+            raise OutputError(f"{name}: expected the same whenever it is made, got {own}, then {other}")
 
 
 def _write(batch: Any, row: int, observation: Any) -> None:

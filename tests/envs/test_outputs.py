@@ -277,7 +277,7 @@ class Growing(Odd):
 
 
 def test_environments_of_a_batch_must_have_the_same_spaces() -> None:
-    with pytest.raises(ValueError, match=r"^observation space: expected the same .*, got .*\(2,\).* then .*\(3,\)"):
+    with pytest.raises(OutputError, match=r"^observation space: expected the same .*, got .*\(2,\).* then .*\(3,\)"):
         batch(Growing, 2)
 
 
