@@ -8,6 +8,8 @@
 3. a Dict of 1 or 2 as "image" and the words of all texts as "instruction", int64 [words], see `envs.words`.
 """
 
+import functools
+import logging
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -20,6 +22,8 @@ from numpy.typing import NDArray
 from envs.outputs import MOST_NUMBERS, NUMERIC, Place, at, expression, label, leaves, line
 from envs.vectors import batch_flattener, flattener
 from envs.words import VOCABULARY, beginning, hash_words, split_words
+
+logger = logging.getLogger(__name__)
 
 Env = gymnasium.Env[Any, Any]
 Convert = Callable[[Any], Any]
@@ -213,7 +217,35 @@ def image_as(space: spaces.Space[Any]) -> ObservationForm | None:
             return image.transpose(order).reshape(result)
         return image.transpose(batch_order).reshape(-1, *result)
 
-    return ObservationForm(spaces.Box(0, 255, result, np.uint8), show)
+    shown = spaces.Box(0, 255, result, np.uint8)
+    return ObservationForm(shown, show if as_it_is else _watched(show, high))
+
+
+def _watched(show: Convert, high: float) -> Convert:
+    """`show`, which warns once if the numbers of the first image that is not black do not match the bounds 0..high."""
+    is_pending = True
+
+    def watched(image: NDArray[Any]) -> NDArray[np.uint8]:
+        nonlocal is_pending
+        if is_pending:
+            brightest = float(image.max())
+            is_pending = brightest == 0.0
+            lost = ""
+            if high == 1.0 and brightest > 2.0:
+                lost = "brighter than white"
+            elif high == 255.0 and 0.0 < brightest <= 1.0 and image.dtype.kind == "f":
+                lost = "nearly black"
+            if lost:
+                _warn(f"images are {lost}: numbers up to {brightest:g} where the bounds of their space are 0..{high:g}")
+        return show(image)
+
+    return watched
+
+
+@functools.cache
+def _warn(message: str) -> None:
+    """Warns once in a process, however many environments there are."""
+    logger.warning("%s", message)
 
 
 def _planes_first(shape: Sequence[int]) -> bool:

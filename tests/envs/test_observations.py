@@ -1,6 +1,7 @@
 """Observations of all spaces: images, vectors and words, against literal formulas, and what is refused."""
 
 import random
+import re
 from typing import Any
 
 import gymnasium
@@ -9,6 +10,7 @@ import pytest
 from gymnasium import spaces
 
 import envs
+from envs import observations
 from envs.gym import adapt
 from envs.observations import MOST_WORDS
 from envs.outputs import MOST_NUMBERS, NUMERIC, leaves
@@ -119,6 +121,28 @@ def test_values_beyond_the_bounds_of_an_image_are_clipped() -> None:
     env = adapt(Shows(spaces.Box(0, 1, (2, 2, 1), np.float32)))
     values = np.array([-0.5, 0.1, 1.0, 300.0], np.float32).reshape(2, 2, 1)
     assert env.observation(values).ravel().tolist() == [0, 26, 255, 255]  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("high", "values", "warning"),
+    [
+        (255, [0.0, 0.2, 0.7], r"nearly black: numbers up to 0\.7 where the bounds of their space are 0\.\.255"),
+        (1, [0.0, 7.0, 200.0], r"brighter than white: numbers up to 200 where the bounds of their space are 0\.\.1"),
+        (255, [0.0, 7.0, 200.0], ""),
+        (1, [0.0, 0.2, 1.001], ""),
+    ],
+)
+def test_images_whose_numbers_are_not_of_their_bounds_are_told_once(
+    high: float, values: list[float], warning: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    images = np.array([[0.0] * 3, values, values], np.float32).reshape(3, 3, 1, 1)
+    observations._warn.cache_clear()
+    for _ in range(2):
+        env: Any = adapt(Shows(spaces.Box(0, high, (3, 1, 1), np.float32)))
+        for image in images:
+            env.observation(image)
+    assert len(caplog.messages) == bool(warning)
+    assert re.search(warning, caplog.text)
 
 
 def test_an_image_that_fits_is_not_wrapped() -> None:
