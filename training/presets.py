@@ -134,19 +134,21 @@ def level(core: str = "compressive") -> RunConfig:
 
 
 def transfer(core: str = "compressive") -> RunConfig:
-    """An agent for the real level: it sees random surfaces and light, and learns from `pretrained/level`, its teacher.
+    """An agent for the real level: it sees random surfaces and light, and learns from an agent of the level.
 
-    The teacher sees the level's own look of the same states, and so knows what to do. Reinforcement learning alone,
-    also from the teacher's weights, stays at chance here. The agent needs no stages, because it is shown the way; the
-    weight of the teacher's advice falls, so that the agent may become better than it.
+    That is its teacher, `pretrained/level` or, with the core Transformer-XL, `pretrained/level-transformer-xl`. The
+    teacher sees the level's own look of the same states, and so knows what to do. Reinforcement learning alone, also
+    from the teacher's weights, stays at chance here. The agent needs no stages, because it is shown the way; the weight
+    of the teacher's advice falls, so that the agent may become better than it.
     """
     config = level(core)
+    teacher = "pretrained/level-transformer-xl" if core == "transformer-xl" else "pretrained/level"
     return dataclasses.replace(
         config,
         preset="transfer",
         env="rooms:transfer,own_view=True",
         stages=(),
-        from_run="pretrained/level",
+        from_run=teacher,
         frames=32_000_000,
         learner=dataclasses.replace(config.learner, teacher_cost=3.0, teacher_cost_end=0.3),
         actors=dataclasses.replace(config.actors, num_actors=1),
