@@ -8,6 +8,7 @@ import pytest
 from storage.run import Run
 from tests.commands.cli import Commands
 from training.evaluation import load_trained_agent, play
+from training.presets import make_preset
 
 FOLDER = Path(__file__).parents[2] / "pretrained"
 AGENTS = sorted(path.parent.name for path in FOLDER.glob("*/config.json"))
@@ -32,6 +33,14 @@ def test_a_trained_agent_plays_as_its_table_says(name: str, cli: Commands) -> No
 
 def test_there_are_some() -> None:
     assert "small" in AGENTS
+
+
+@pytest.mark.parametrize("core", ["compressive", "transformer-xl"])
+def test_the_preset_transfer_has_a_teacher_like_its_agent(core: str) -> None:
+    config = make_preset("transfer", core)
+    assert config.from_run is not None
+    teacher = load_trained_agent(Run(FOLDER.parent / config.from_run))
+    assert teacher.config.agent.core == config.agent.core
 
 
 def test_the_agent_of_the_level_sees_deepmind_lab_as_it_saw_the_level(lab: object) -> None:
