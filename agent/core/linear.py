@@ -42,11 +42,18 @@ class LRULayer(nn.Module):
 
     def __init__(self, size: int, least: float, most: float) -> None:
         super().__init__()
-        # Uniform in the area of the ring, as in the paper, and any angle up to a tenth of a turn.
+        # lambda has the absolute value exp(-exp(log_rate)), which is below 1 whatever is learned, and the angle
+        # exp(log_angle). It begins uniform in the area of the ring, as in the paper.
         squares = least**2 + torch.rand(size) * (most**2 - least**2)
-        self.log_rate = nn.Parameter(torch.log(-0.5 * torch.log(squares)))
-        self.log_angle = nn.Parameter(torch.log(0.2 * math.pi * torch.rand(size).clamp(min=1e-3)))
-        # Real and imaginary parts beside each other.
+        rates = -0.5 * torch.log(squares)
+        self.log_rate = nn.Parameter(torch.log(rates))
+
+        # Any angle up to a tenth of a turn.
+        shares = torch.rand(size).clamp(min=1e-3)
+        angles = 0.2 * math.pi * shares
+        self.log_angle = nn.Parameter(torch.log(angles))
+
+        # B, C and d of the formulas. Real and imaginary parts are beside each other.
         self.write = nn.Linear(size, 2 * size, bias=False)
         self.read = nn.Linear(2 * size, size, bias=False)
         self.direct = nn.Parameter(torch.randn(size))
@@ -59,22 +66,38 @@ class LRULayer(nn.Module):
             keep: [B, T, 1], 0 where a row's state is forgotten before the step, else 1.
             before: [B, D] complex, x before the first step.
         """
-        rate, real, imaginary = self._written(inputs)
-        decay = torch.polar(torch.exp(-rate), torch.exp(self.log_angle))
-        states = linear_recurrence(decay * keep, torch.complex(real, imaginary), before)
+        rate, write_real, write_imaginary = self._written(inputs)
+        size = torch.exp(-rate)
+        angle = torch.exp(self.log_angle)
+        decay = torch.polar(size, angle)  # lambda
+        written = torch.complex(write_real, write_imaginary)
+        states = linear_recurrence(decay * keep, written, before)
         return self._read(inputs, states.real, states.imag), states
 
-    def step(self, inputs: Tensor, keep: Tensor, real: Tensor, imaginary: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """The y, and the real and imaginary parts of x, of one step; [B, 1, D] each, `real` and `imaginary` [B, D].
+    def step(
+        self, inputs: Tensor, keep: Tensor, before_real: Tensor, before_imaginary: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """What `forward` computes, for one step in real numbers: these are faster here, and exchange formats know them.
 
-        In real numbers, which a single step computes sooner, and exchange formats know.
+        Args:
+            inputs: [B, 1, D].
+            keep: [B, 1, 1], as in `forward`.
+            before_real, before_imaginary: [B, D], the parts of x before the step.
+
+        Returns:
+            y, and the real and the imaginary part of x, [B, 1, D] each.
         """
         rate, write_real, write_imaginary = self._written(inputs)
-        size, angle = torch.exp(-rate), torch.exp(self.log_angle)
-        cos, sin = size * torch.cos(angle), size * torch.sin(angle)
-        real, imaginary = keep * real[:, None], keep * imaginary[:, None]
-        after_real = write_real + cos * real - sin * imaginary
-        after_imaginary = write_imaginary + cos * imaginary + sin * real
+        size = torch.exp(-rate)
+        angle = torch.exp(self.log_angle)
+        decay_real = size * torch.cos(angle)
+        decay_imaginary = size * torch.sin(angle)
+
+        # What is not forgotten, times lambda: a product of complex numbers by parts.
+        kept_real = keep * before_real[:, None]
+        kept_imaginary = keep * before_imaginary[:, None]
+        after_real = write_real + decay_real * kept_real - decay_imaginary * kept_imaginary
+        after_imaginary = write_imaginary + decay_real * kept_imaginary + decay_imaginary * kept_real
         return self._read(inputs, after_real, after_imaginary), after_real, after_imaginary
 
     def _written(self, inputs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -83,12 +106,14 @@ class LRULayer(nn.Module):
         # The root of 1 - |lambda|^2, which would be rounded to 0 where |lambda| is near 1.
         gamma = torch.sqrt(-torch.expm1(-2.0 * rate))
         # Under autocast the projection may be narrower than the state.
-        real, imaginary = self.write(inputs).to(gamma.dtype).chunk(2, dim=-1)
+        projected = self.write(inputs).to(gamma.dtype)
+        real, imaginary = projected.chunk(2, dim=-1)
         return rate, gamma * real, gamma * imaginary
 
     def _read(self, inputs: Tensor, real: Tensor, imaginary: Tensor) -> Tensor:
-        read = self.read(torch.cat([real, imaginary], dim=-1))
-        return read + self.direct * inputs
+        """The y [B, T, D], given the parts of x."""
+        both_parts = torch.cat([real, imaginary], dim=-1)
+        return self.read(both_parts) + self.direct * inputs
 
 
 class LRU(Recurrent[LRUState]):
@@ -113,25 +138,32 @@ class LRU(Recurrent[LRUState]):
         self.check(inputs, reset, state)
         stream = finite(inputs)
         keep = (~reset).to(stream.dtype)[:, :, None]
-        real, imaginary = [], []
+        is_acting = inputs.shape[1] == 1
+        last_real: list[Tensor] = []
+        last_imaginary: list[Tensor] = []
         layers = zip(self.norms, self.recurrences, self.gates, self.blocks, state.real, state.imaginary)
-        for norm, recurrence, gate, block, real_before, imaginary_before in layers:
-            before = finite(real_before), finite(imaginary_before)
-            if inputs.shape[1] == 1:  # acting
-                output, after_real, after_imaginary = recurrence.step(norm(stream), keep, *before)
-                real.append(after_real[:, 0])
-                imaginary.append(after_imaginary[:, 0])
+        for norm, recurrence, gate, block, real, imaginary in layers:
+            before_real = finite(real)
+            before_imaginary = finite(imaginary)
+            normed = norm(stream)
+            if is_acting:
+                output, after_real, after_imaginary = recurrence.step(normed, keep, before_real, before_imaginary)
+                last_real.append(after_real[:, 0])
+                last_imaginary.append(after_imaginary[:, 0])
             else:
-                output, states = recurrence(norm(stream), keep, torch.complex(*before))
+                before = torch.complex(before_real, before_imaginary)
+                output, states = recurrence(normed, keep, before)
                 # Views would keep all steps in memory.
-                real.append(states.real[:, -1].contiguous())
-                imaginary.append(states.imag[:, -1].contiguous())
+                last_real.append(states.real[:, -1].contiguous())
+                last_imaginary.append(states.imag[:, -1].contiguous())
 
             # The paper's blocks end with a GLU.
-            stream = stream + F.glu(gate(F.gelu(output)), dim=-1)
+            activated = F.gelu(output)
+            stream = stream + F.glu(gate(activated), dim=-1)
             stream = stream + block(stream)
         features = mark_broken(self.final_norm(stream), inputs)
-        return CoreOutput(features, LRUState(tuple(real), tuple(imaginary)), losses={})
+        next_state = LRUState(tuple(last_real), tuple(last_imaginary))
+        return CoreOutput(features, next_state, losses={})
 
 
 class DeltaNetLayer(nn.Module):
@@ -157,11 +189,11 @@ class DeltaNetLayer(nn.Module):
         # torch's own epsilon, 1e-7, would let rounding of 1e-7 become 3e-4 where little is read.
         self.norm = nn.RMSNorm(self.head_size, eps=1e-5)
         self.output = nn.Linear(size, size, bias=False)
-        # The heads begin to forget at rates from 1/1000 to 1/10 a step.
-        begin = torch.exp(torch.linspace(math.log(1e-3), math.log(1e-1), heads))
+        # The heads begin to forget at rates from 1/1000 to 1/10 a step, nearly whatever the inputs are.
+        first_rates = torch.exp(torch.linspace(math.log(1e-3), math.log(1e-1), heads))
         with torch.no_grad():
             self.rates.weight[:heads] *= 0.1
-            self.rates.bias[:heads] = torch.log(torch.expm1(begin))
+            self.rates.bias[:heads] = torch.log(torch.expm1(first_rates))  # the inverse of softplus
 
     def forward(self, inputs: Tensor, reset: Tensor, before: Tensor) -> tuple[Tensor, Tensor]:
         """The outputs [B, T, D], and S after the last step.
@@ -179,25 +211,41 @@ class DeltaNetLayer(nn.Module):
         # In float32, also under autocast: errors of what is stored would add up.
         with full_precision(inputs):
             exact = inputs.to(before.dtype)
-            *projected, gate = self.project(exact).chunk(4, dim=-1)
-            query, key, value = (F.silu(by_head(part)) for part in projected)
-            query, key = (F.normalize(part, dim=-1, eps=1e-6) for part in (query, key))
-            forget, write = self.rates(exact).chunk(2, dim=-1)
-            log_kept = -F.softplus(by_head(forget)).squeeze(-1)  # [B, H, T]
-            written = torch.sigmoid(by_head(write)).squeeze(-1)
+            to_query, to_key, to_value, gate = self.project(exact).chunk(4, dim=-1)
+            query = F.silu(by_head(to_query))  # [B, H, T, d]
+            key = F.silu(by_head(to_key))
+            value = F.silu(by_head(to_value))
+            query = F.normalize(query, dim=-1, eps=1e-6)
+            key = F.normalize(key, dim=-1, eps=1e-6)
 
+            # The rates log a_t and b_t, [B, H, T].
+            to_forget, to_write = self.rates(exact).chunk(2, dim=-1)
+            log_kept = -F.softplus(by_head(to_forget)).squeeze(-1)
+            written = torch.sigmoid(by_head(to_write)).squeeze(-1)
+
+            # One chunk after the other, each from the state that the last one left.
+            state = before
             outputs = []
-            for begin in range(0, inputs.shape[1], self.chunk):
-                steps = slice(begin, begin + self.chunk)
-                q, k, v = (part[:, :, steps] for part in (query, key, value))
-                rates = log_kept[..., steps], written[..., steps]
-                several = q.shape[2] > 1
-                compute = self._chunk if several else self._step
-                read, before = compute(q, k, v, *rates, reset[:, steps], before)
+            num_steps = inputs.shape[1]
+            for begin in range(0, num_steps, self.chunk):
+                end = min(begin + self.chunk, num_steps)
+                is_single = end - begin == 1
+                compute = self._step if is_single else self._chunk
+                read, state = compute(
+                    query[:, :, begin:end],
+                    key[:, :, begin:end],
+                    value[:, :, begin:end],
+                    log_kept[:, :, begin:end],
+                    written[:, :, begin:end],
+                    reset[:, begin:end],
+                    state,
+                )
                 outputs.append(read)
-            read = torch.cat(outputs, dim=2)
-        joined = self.norm(read).transpose(1, 2).flatten(2)
-        return self.output(joined * F.silu(gate)), before
+            joined_chunks = torch.cat(outputs, dim=2)
+
+        normed = self.norm(joined_chunks)
+        joined_heads = normed.transpose(1, 2).flatten(2)
+        return self.output(joined_heads * F.silu(gate)), state
 
     @staticmethod
     def _step(
@@ -219,28 +267,44 @@ class DeltaNetLayer(nn.Module):
 
         With u_t = b_t (v_t - a_t S_(t-1) k_t), what is written at step t, S_t is the sum of all u_i k_i^T up to t and
         of what was before, each times what was kept of it since. So the u_t solve a triangular system.
+
+        Returns:
+            the o_t [B, H, C, d], and S after the last step.
         """
-        # What is kept at step t of what was written at step i, and of what was before; nothing across a reset.
-        episode = reset.cumsum(dim=1)
-        same = (episode[:, :, None] == episode[:, None, :]).tril()[:, None]
-        # Sums of those steps only, not differences of sums from the start: no gradient crosses a reset.
-        between = log_kept[..., :, None].masked_fill(~same.tril(-1), 0.0).cumsum(dim=-2)
-        since = between.exp() * same
-        first = (episode == 0)[:, None]
-        from_before = log_kept.masked_fill(~first, 0.0).cumsum(dim=-1).exp() * first
+        # Nothing is kept across a reset: step t sees step i if that is not later, and of the same episode.
+        episode = reset.cumsum(dim=1)  # [B, C]; 0 is the episode of what was before
+        same_episode = episode[:, :, None] == episode[:, None, :]
+        sees = same_episode.tril()[:, None]  # [B, 1, C, C], steps t by steps i
 
-        # Solve for what is written.
+        # What is kept at step t of what was written at step i: the product of the a of the steps i + 1 to t. Its
+        # logarithm sums these steps only, and is no difference of sums from the start: no gradient crosses a reset.
+        is_later = sees.tril(-1)
+        log_kept_between = log_kept[..., :, None].masked_fill(~is_later, 0.0)
+        log_kept_since = log_kept_between.cumsum(dim=-2)
+        kept_since = log_kept_since.exp() * sees  # [B, H, C, C]
+
+        # What is kept at step t of what was before.
+        in_first_episode = (episode == 0)[:, None]
+        log_kept_from_start = log_kept.masked_fill(~in_first_episode, 0.0)
+        log_kept_of_before = log_kept_from_start.cumsum(dim=-1)
+        kept_of_before = log_kept_of_before.exp() * in_first_episode  # [B, H, C]
+
+        # The triangular system (I + system) u = wanted.
         overlap = key @ key.transpose(-1, -2)
-        system = (written[..., None] * since * overlap).tril(-1)
-        stored = from_before[..., None] * (key @ before.transpose(-1, -2))
-        wanted = written[..., None] * (value - stored)
-        new = torch.linalg.solve_triangular(system, wanted, upper=False, unitriangular=True)
+        system = (written[..., None] * kept_since * overlap).tril(-1)
+        stored_before = kept_of_before[..., None] * (key @ before.transpose(-1, -2))
+        wanted = written[..., None] * (value - stored_before)
+        new = torch.linalg.solve_triangular(system, wanted, upper=False, unitriangular=True)  # u, [B, H, C, d]
 
-        # What the queries read, and what remains.
-        read = from_before[..., None] * (query @ before.transpose(-1, -2))
-        read = read + (since * (query @ key.transpose(-1, -2))) @ new
-        kept = since[..., -1, :, None] * key
-        after = from_before[..., -1, None, None] * before + new.transpose(-1, -2) @ kept
+        # What the queries read: of what was before, and of what was written since.
+        read_of_before = kept_of_before[..., None] * (query @ before.transpose(-1, -2))
+        weights = kept_since * (query @ key.transpose(-1, -2))
+        read = read_of_before + weights @ new
+
+        # What remains after the last step.
+        remaining = kept_of_before[..., -1, None, None] * before
+        kept_keys = kept_since[..., -1, :, None] * key
+        after = remaining + new.transpose(-1, -2) @ kept_keys
         return read, after
 
 
