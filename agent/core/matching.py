@@ -42,10 +42,14 @@ def with_state_of(config: CoreConfig, num_bytes: int) -> CoreConfig:
     if least > num_bytes:
         raise ValueError(f"state_bytes: expected at least {least:,} for this core, got {num_bytes:,}")
 
-    # The largest size that fits is between `fits` and `too_large`.
-    fits, too_large = 1, 2
+    # The largest size that fits is found by bisection. First a size that is too large, or larger than is allowed.
+    fits = 1
+    too_large = 2
     while too_large <= MOST_UNITS and bytes_of_state(resize(too_large)) <= num_bytes:
-        fits, too_large = too_large, 2 * too_large
+        fits = too_large
+        too_large = 2 * too_large
+
+    # The largest one that fits is at least `fits` and below `too_large`.
     while too_large - fits > 1:
         middle = (fits + too_large) // 2
         if bytes_of_state(resize(middle)) <= num_bytes:
@@ -62,19 +66,29 @@ def bytes_of_state(config: Any) -> int:
 
 
 def _resizing(config: CoreConfig) -> Callable[[int], CoreConfig]:
-    """What makes a core of a number of units (slots, or features), which its state grows with."""
-    if isinstance(config, CompressiveTransformerConfig | RoutingTransformerConfig):
-        older = "window" if isinstance(config, RoutingTransformerConfig) else "compressed_size"
-        return functools.partial(_with_slots, config, older)
-    # Heads divide the features.
-    heads = config.num_heads if isinstance(config, DeltaNetConfig) else 1
-    return lambda features: dataclasses.replace(config, model_size=heads * features)
+    """A function that returns the core with a number of units, which are slots of a transformer, else features."""
+    if isinstance(config, CompressiveTransformerConfig):
+        return functools.partial(_with_slots, config, "compressed_size")
+    if isinstance(config, RoutingTransformerConfig):
+        return functools.partial(_with_slots, config, "window")
+    features_of_unit = 1
+    if isinstance(config, DeltaNetConfig):
+        features_of_unit = config.num_heads  # which divides the features
+    return lambda units: dataclasses.replace(config, model_size=features_of_unit * units)
 
 
-def _with_slots(config: Any, older: str, slots: int) -> CoreConfig:
-    """A transformer that attends to so many slots beside its segment; `older` names the field of the older ones."""
-    sizes = config.memory_size, getattr(config, older)
-    if not all(isinstance(size, int) for size in sizes):
+def _with_slots(config: Any, older_field: str, slots: int) -> CoreConfig:
+    """A transformer that attends to so many slots beside its segment, in the proportion of `config`.
+
+    `older_field` names the size of the slots that are older than memory.
+    """
+    memory = config.memory_size
+    older = getattr(config, older_field)
+    same_in_all_layers = isinstance(memory, int) and isinstance(older, int)
+    if not same_in_all_layers:
         raise ValueError("state_bytes: expected layers of one size, got one for each layer")
-    num_older = round(slots * sizes[1] / max(sum(sizes), 1))
-    return dataclasses.replace(config, memory_size=slots - num_older, **{older: num_older})
+
+    both = max(memory + older, 1)  # a core without memory has 0 of each
+    num_older = round(slots * older / both)
+    new_sizes = {"memory_size": slots - num_older, older_field: num_older}
+    return dataclasses.replace(config, **new_sizes)
