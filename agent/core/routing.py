@@ -274,15 +274,23 @@ class RoutedLayer(TransformerLayer[RoutedLayerState]):
         """See `TransformerLayer`; heads see the routed slots of their own group."""
         if self.router is None:
             return super().hide(mask, hidden, steps)
+        # The state has the routed slots of all groups, the mask of each head those of its own.
         groups = self.sizes.groups
-        routed, recent = hidden[:, : groups * self.num_filed], hidden[:, groups * self.num_filed :]
-        of_group = routed.unflatten(1, (groups, self.num_filed))  # [B, G, k w]
+        num_routed = groups * self.num_filed
+        routed = hidden[:, :num_routed].unflatten(1, (groups, self.num_filed))  # [B, G, k w]
         if groups > 1:
-            of_group = of_group.repeat_interleave(self.heads_of_group, dim=1)  # [B, H, k w]
-        own = steps.own.shape[1]
-        num_recent = mask.shape[-1] - self.num_filed - own
-        before = recent[:, None, :num_recent].expand(-1, of_group.shape[1], -1)
-        padded = F.pad(torch.cat([of_group, before], dim=-1), (0, own))
+            routed = routed.repeat_interleave(self.heads_of_group, dim=1)  # [B, H, k w]
+
+        # The slots of memory and segment before the steps are hidden from all heads alike.
+        num_steps = steps.own.shape[1]
+        num_recent = mask.shape[-1] - self.num_filed - num_steps
+        recent = hidden[:, num_routed:]
+        num_masks = routed.shape[1]
+        before = recent[:, None, :num_recent].expand(-1, num_masks, -1)
+
+        # The steps themselves stay.
+        slots = torch.cat([routed, before], dim=-1)
+        padded = F.pad(slots, (0, num_steps))  # [B, 1 or H, slots before the steps and the steps]
         return mask.masked_fill(padded[:, :, None], -torch.inf)
 
     def needs_weights(self, state: RoutedLayerState) -> bool:
@@ -335,8 +343,8 @@ class RoutedLayer(TransformerLayer[RoutedLayerState]):
         evicted = both[:, :n_s]
 
         if self.router is None:
-            # Nothing is filed: only memory moves.
-            source = state.routed_age.flatten(2)
+            # Nothing is filed, because there are no routed slots, k w = 0: only memory moves.
+            source = state.routed_age.flatten(2)  # no places, [B, G, 0]
         else:
             cluster = self.router.nearest(evicted, self.router.key)
             source, routed_age = self._file(cluster, state.routed_age)

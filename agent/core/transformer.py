@@ -288,8 +288,10 @@ class TransformerLayer(nn.Module, Generic[LayerStateT]):
 
     def hide(self, mask: Tensor, hidden: Tensor, steps: SegmentSteps) -> Tensor:
         """A mask of `attention_mask` without the hidden slots [B, S] of the state. The steps themselves stay."""
-        before = hidden[:, : mask.shape[-1] - steps.own.shape[1]]
-        padded = F.pad(before, (0, steps.own.shape[1]))  # [B, slots before the steps and the steps]
+        num_steps = steps.own.shape[1]
+        num_before = mask.shape[-1] - num_steps
+        before = hidden[:, :num_before]
+        padded = F.pad(before, (0, num_steps))  # [B, slots before the steps and the steps]
         return mask.masked_fill(padded[:, None, None], -torch.inf)
 
     def make_cache(self, offset: int, encoding: Tensor, older: Tensor, memory: Tensor, segment: Tensor) -> KVCache:
