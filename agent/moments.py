@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from agent.encoders import vectors_of
-from agent.trajectory import Sensed, map_sensed
+from agent.trajectory import Sensed
 
 RATE = 0.002
 """Share of a batch in the moments of observations, after the first 1 / RATE batches."""
@@ -65,15 +65,17 @@ class Standardization(nn.Module):
         """Standardizes the vectors [..., features] float32 among the parts of an observation."""
         means = self.mean.float().split(self.sizes)
         deviations = self.deviation.float().split(self.sizes)
-        statistics = zip(means, deviations)
-
-        def standardize(part: Tensor) -> Tensor:
-            if part.dtype != torch.float32:
-                return part
-            mean, deviation = next(statistics)
-            return (part - mean) / deviation
-
-        return map_sensed(standardize, sensed)
+        parts = sensed if isinstance(sensed, tuple) else (sensed,)
+        standardized: list[Tensor] = []
+        vector = 0  # the number of the next vector; images are not counted
+        for part in parts:
+            if part.dtype == torch.float32:
+                part = (part - means[vector]) / deviations[vector]
+                vector += 1
+            standardized.append(part)
+        if isinstance(sensed, tuple):
+            return tuple(standardized)
+        return standardized[0]
 
     def sums(self, sensed: Sensed) -> Tensor:
         """Number, sum and sum of squares of each element, [3, N] float64."""
