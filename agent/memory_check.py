@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 import torch
 
+from agent.core.config import RoutingTransformerConfig, WaveNetConfig
 from agent.core.state import state_bytes
 
 Network = TypeVar("Network", bound=Any)  # a module with `initial_state`
@@ -32,14 +33,7 @@ def build_network(build: Callable[[], Network], config: Any, rows: int = 1) -> N
         ValueError: if the network needs more than the machine's memory.
     """
     memory = machine_memory()
-    # A bound that needs no network. No layer has more than 64 matrices of the largest size, and each number takes 16
-    # bytes: its own four, and those of its gradient and its two moments.
-    numbers = re.findall(r"\d+", str(config))
-    largest = max([256, *map(int, numbers)])
-    core = getattr(config, "core", config)
-    num_layers = getattr(core, "num_layers", 1)
-    bound = 16 * (64 + rows) * num_layers * largest**2
-    if bound <= memory:
+    if _most_bytes(config, rows) <= memory:
         return build()
 
     with torch.device("meta"):
@@ -53,3 +47,29 @@ def build_network(build: Callable[[], Network], config: Any, rows: int = 1) -> N
             f"{weights / 1e9:,.1f} GB for weights, gradients and Adam's moments and {state / 1e9:,.1f} GB for state"
         )
     return build()
+
+
+def _most_bytes(config: Any, rows: int) -> int:
+    """A generous upper bound of what a network and the state of `rows` rows need, from the configuration alone.
+
+    No layer has more than 64 matrices of the largest size, and the state of a row has no more than one for each layer,
+    but for the slots of `_num_slots`. Each number takes 16 bytes: its own four, and those of its gradient and its two
+    moments.
+    """
+    # Any number in the text of the configuration may be a size. One that is none can only raise the bound.
+    found = re.findall(r"\d+", str(config))
+    largest_size = max([256, *map(int, found)])
+    core = getattr(config, "core", config)
+    num_layers = getattr(core, "num_layers", 1)
+    in_matrices = (64 + rows) * num_layers * largest_size**2
+    in_slots = rows * _num_slots(core) * largest_size
+    return 16 * (in_matrices + in_slots)
+
+
+def _num_slots(core: Any) -> int:
+    """Slots of a row's state where they may be more than any size: products of sizes, or powers of 2. Else 0."""
+    if isinstance(core, RoutingTransformerConfig):
+        return sum(sizes.slots for sizes in core.layer_sizes)
+    if isinstance(core, WaveNetConfig):
+        return core.receptive_field
+    return 0

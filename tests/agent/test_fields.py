@@ -11,7 +11,15 @@ import pytest
 import torch
 
 from agent import memory_check
-from agent.core import Core, GatedTransformerXLConfig, LSTMConfig, TransformerXLConfig, make_core
+from agent.core import (
+    Core,
+    GatedTransformerXLConfig,
+    LSTMConfig,
+    RoutingTransformerConfig,
+    TransformerXLConfig,
+    WaveNetConfig,
+    make_core,
+)
 from agent.core.fields import Above0, Checked, Decay, Positive, Size
 from agent.memory_check import build_network
 from tests.agent.tiny import SIZE, config_of, normal, resets
@@ -119,3 +127,28 @@ def test_a_network_larger_than_memory_is_never_made(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(memory_check, "machine_memory", lambda: 10**12)
     build_network(build, config)
     assert made == ["meta", "meta", "cpu", "cpu"], "a network that is small for the machine is built once"
+
+
+@pytest.mark.parametrize(
+    ("config", "rows"),
+    [
+        (RoutingTransformerConfig(64, 2, 2, 64, 8, 8, window=512, clusters=512), 128),
+        (WaveNetConfig(8, 24, 24, gate_size=8, skip_size=8), 32),
+    ],
+    ids=["routing", "wavenet"],
+)
+def test_states_of_more_slots_than_any_size_are_refused(
+    config: Any, rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their weights are small. States of 17 GB are refused before anything is allocated."""
+    made = []
+
+    def build() -> Core:
+        core = make_core(config)
+        made.append(str(next(core.parameters()).device))
+        return core
+
+    monkeypatch.setattr(memory_check, "machine_memory", lambda: 10**10)
+    with pytest.raises(ValueError, match=r"network: .* memory of 10.0 GB, got .* 0.0 GB for weights, .* 17.\d GB for"):
+        build_network(build, config, rows)
+    assert made == ["meta"]
