@@ -79,8 +79,11 @@ class PopArt(nn.Linear):
             rewards: `sums` of the rewards.
             ends: `sums` of 1 - discount, the share of the future that a step ends.
         """
-        is_first = (self.batches == 0) & (ends[1] > 0)
-        constant = rewards[1] / torch.where(is_first, ends[1], 1.0)
+        _, total_reward, _ = rewards
+        _, total_end, _ = ends
+        is_first = (self.batches == 0) & (total_end > 0)
+        divisor = torch.where(is_first, total_end, 1.0)  # not 0, also where the quotient is not used
+        constant = total_reward / divisor
         return torch.where(is_first, constant, 0.0)
 
     @torch.no_grad()
@@ -108,21 +111,28 @@ class PopArt(nn.Linear):
         known = count > 0
         if skipped is not None:
             known = known & (skipped == 0)
-        mean = self.mean + value_offset
-        scale = self.scale
+
+        # What turns the head's output into values so far; the offset is added to them.
+        old_mean = self.mean + value_offset
+        old_scale = self.scale
 
         # The statistics.
         self.batches += known
         share = share_of_batch(self.batches, rate)
-        move(self.mean, total / count.clamp(min=1), share, known)
-        move(self.second_moment, squares / count.clamp(min=1), share, known)
+        divisor = count.clamp(min=1)
+        move(self.mean, total / divisor, share, known)
+        move(self.second_moment, squares / divisor, share, known)
         if rewards is not None:
             reward_count, _, reward_squares = rewards
             slower_share = share_of_batch(self.batches, rate / 10)
             move(self.reward_square, reward_squares / reward_count.clamp(min=1), slower_share, known)
 
-        # w' = w scale / scale', b' = (scale b + mean - mean') / scale'.
-        ratio = scale / self.scale
+        # The weights that give the same values: w' = w scale / scale', b' = (scale b + mean - mean') / scale'.
+        new_mean = self.mean
+        new_scale = self.scale  # computed anew from the moments
+        ratio = old_scale / new_scale
+        old_bias = self.bias.double()
+        new_bias = (old_scale * old_bias + old_mean - new_mean) / new_scale
         self.weight.copy_(self.weight.double() * ratio[:, None])
-        bias = (scale * self.bias.double() + mean - self.mean) / self.scale
-        self.bias.copy_(torch.where(known, bias, self.bias.double()))  # rounding would change it
+        # Where nothing is known the bias stays, bit for bit: rounding would change it. There the ratio is exactly 1.
+        self.bias.copy_(torch.where(known, new_bias, old_bias))
