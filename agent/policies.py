@@ -199,32 +199,37 @@ class Joint(Policy):
         super().__init__()
         # Neighbours of one kind are computed together: an action of a hundred switches is one block.
         blocks: list[_Block] = []
-        for kind, group in groupby(parts, type):
-            if kind is Choice:
-                blocks.append(_Choices([part.size for part in group if isinstance(part, Choice)]))
-            else:
-                bounded = [each for part in group if isinstance(part, Numbers) for each in part.bounded]
-                blocks.append(_Gaussian(bounded, bounds, scale))
+        for _, neighbours in groupby(parts, type):
+            sizes: list[int] = []
+            bounded: list[bool] = []
+            for part in neighbours:
+                if isinstance(part, Choice):
+                    sizes.append(part.size)
+                else:
+                    bounded.extend(part.bounded)
+            blocks.append(_Choices(sizes) if sizes else _Gaussian(bounded, bounds, scale))
         self.blocks: Sequence[_Block] = nn.ModuleList(blocks)  # type: ignore[assignment]
 
-        # What each block has a share of.
-        self._columns = [block.num_columns for block in blocks]
-        self._shares = [block.num_parameters for block in blocks]
-        self._uniform = [block.num_uniform for block in blocks]
-        self.num_parameters = sum(self._shares)
-        self.num_uniform = sum(self._uniform)
+        # How many columns, parameters and random numbers each block has. They are split by these.
+        self._column_counts = [block.num_columns for block in blocks]
+        self._parameter_counts = [block.num_parameters for block in blocks]
+        self._uniform_counts = [block.num_uniform for block in blocks]
+        self.num_parameters = sum(self._parameter_counts)
+        self.num_uniform = sum(self._uniform_counts)
         self.num_features = sum(block.num_features for block in blocks)
-        self.num_columns = sum(self._columns)
+        self.num_columns = sum(self._column_counts)
         self.register_buffer("first", torch.cat([block.first for block in blocks]), persistent=False)
-        begin = 0
+
+        # A block counts its parameters from its own first one.
+        first_of_block = 0
         fixed: list[int] = []
         for block in blocks:
-            fixed += [begin + index for index in block.fixed]
-            begin += block.num_parameters
+            fixed += [first_of_block + index for index in block.fixed]
+            first_of_block += block.num_parameters
         self.fixed = tuple(fixed)
 
     def sample(self, parameters: Tensor, uniform: Tensor) -> Tensor:
-        numbers = uniform.split(self._uniform, dim=-1)
+        numbers = uniform.split(self._uniform_counts, dim=-1)
         columns: list[Tensor] = []
         for block, own, random in zip(self.blocks, self._split(parameters), numbers, strict=True):
             sampled = block.sample(own, random)
@@ -242,7 +247,7 @@ class Joint(Policy):
         expected = [*parameters.shape[:-1], self.num_columns]
         if list(action.shape) != expected:
             raise ValueError(f"actions: expected {expected}, got {list(action.shape)}")
-        columns = action.split(self._columns, dim=-1)
+        columns = action.split(self._column_counts, dim=-1)
         total = torch.zeros(parameters.shape[:-1], device=parameters.device)
         for block, own, chosen in zip(self.blocks, self._split(parameters), columns, strict=True):
             by_column = block.log_probs(own, chosen)
@@ -264,7 +269,7 @@ class Joint(Policy):
 
     def effect(self, action: Tensor) -> Tensor:
         received: list[Tensor] = []
-        for block, columns in zip(self.blocks, action.split(self._columns, dim=-1), strict=True):
+        for block, columns in zip(self.blocks, action.split(self._column_counts, dim=-1), strict=True):
             received.append(block.effect(columns))
         return torch.cat(received, dim=-1)
 
@@ -285,13 +290,13 @@ class Joint(Policy):
 
     def encode(self, effect: Tensor) -> Tensor:
         features: list[Tensor] = []
-        for block, columns in zip(self.blocks, effect.split(self._columns, dim=-1), strict=True):
+        for block, columns in zip(self.blocks, effect.split(self._column_counts, dim=-1), strict=True):
             features.append(block.encode(columns))
         return torch.cat(features, dim=-1)
 
     def _split(self, parameters: Tensor) -> tuple[Tensor, ...]:
         """The parameters of each block, in float32: log-densities of several parts add up rounding errors."""
-        return parameters.float().split(self._shares, dim=-1)
+        return parameters.float().split(self._parameter_counts, dim=-1)
 
 
 class _Block(nn.Module, ABC):
@@ -346,11 +351,14 @@ class _Choices(_Block):
         self.register_buffer("first", torch.zeros(self.num_parameters), persistent=False)
         # The place of each logit in the table, whose rows are as long as the greatest size.
         self.most = max(sizes)
-        places = [row * self.most + value for row, size in enumerate(sizes) for value in range(size)]
+        places: list[int] = []
+        for row, size in enumerate(sizes):
+            first_of_row = row * self.most
+            places.extend(range(first_of_row, first_of_row + size))
         self.register_buffer("places", torch.tensor(places), persistent=False)
 
     def sample(self, parameters: Tensor, uniform: Tensor) -> Tensor:
-        # Where there is no logit, 1 gives the least Gumbel noise; the logit is minus infinity anyway.
+        # Where there is no logit any finite noise will do: the sum with minus infinity is never the greatest.
         logits = self._table(parameters, -math.inf)
         random = self._table(uniform, 0.5)
         chosen = _gumbel_max(logits, random)
