@@ -166,8 +166,12 @@ class Agent(nn.Module):
 
         self.prediction: FuturePrediction | None = None
         if config.prediction_cost > 0:
-            sizes_of_prediction = (model_size, self.distribution.num_features, self.vision.num_features)
-            self.prediction = FuturePrediction(*sizes_of_prediction, config.prediction_steps)
+            self.prediction = FuturePrediction(
+                model_size,
+                action_size=self.distribution.num_features,
+                seen_size=self.vision.num_features,
+                steps=config.prediction_steps,
+            )
 
         # A first policy that is nearly the same in all states, and near-zero first values, whatever the core's scale.
         for head in (self.policy, self.value):
@@ -243,38 +247,52 @@ class Agent(nn.Module):
 
         features, state, losses, attention = self.remember(inputs, reset, state, return_attention)
 
-        # The heads are not in mixed precision.
+        # The heads are not in mixed precision. Actors need no losses.
         with self._full_precision():
-            if self.prediction is not None and torch.is_grad_enabled():
-                error = self.prediction(features, encoded.action, encoded.torso_features, reset)
-                weighted = Mean(self.config.prediction_cost * error.total, error.count)
-                losses = {**losses, "prediction": weighted}
-            if self.reconstruction is not None and torch.is_grad_enabled():
-                error = self.reconstruction(inputs.flatten(0, 1), encoded.raw)
-                weighted = Mean(self.config.reconstruction_cost * error.total, error.count)
-                losses = {**losses, "reconstruction": weighted}
+            if torch.is_grad_enabled():
+                losses = losses | self._auxiliary_losses(encoded, features, reset)
             policy_parameters, value = self.decide(features, inputs, encoded.standardized)
         return AgentOutput(policy_parameters, value, state, losses, attention, inputs)
+
+    def _auxiliary_losses(self, encoded: Encoded, features: Tensor, reset: Tensor) -> dict[str, Mean]:
+        """The losses that the configuration asks for beside the core's, by name and with their weights."""
+        losses: dict[str, Mean] = {}
+        if self.prediction is not None:
+            error = self.prediction(features, encoded.action, encoded.torso_features, reset)
+            losses["prediction"] = Mean(self.config.prediction_cost * error.total, error.count)
+        if self.reconstruction is not None:
+            inputs = encoded.inputs.flatten(0, 1)
+            error = self.reconstruction(inputs, encoded.raw)
+            losses["reconstruction"] = Mean(self.config.reconstruction_cost * error.total, error.count)
+        return losses
 
     def encode(self, observation: Sensed | Observation, last_action: Tensor, last_reward: Tensor) -> Encoded:
         """The inputs of the core, and what they are made of; arguments as in `forward`."""
         sensed, words = self._parts(observation)
         leading = image_of(observation).shape[:2]
 
-        # All that is known at each step: what is seen and read, the last action and the last reward.
-        language = []
+        # What is read. First, because it waits for the GPU, which has no work yet.
+        language: list[Tensor] = []
         if self.instruction is not None and words is not None:
-            # First, because it waits for the GPU, which has no work yet.
-            language.append(self.instruction(words.flatten(0, 1)).unflatten(0, leading))
+            sentences = words.flatten(0, 1)  # [B T, W]
+            read = self.instruction(sentences)
+            language.append(read.unflatten(0, leading))
+
+        # What is seen. Torsos know no time.
         raw = map_sensed(lambda part: part.flatten(0, 1), sensed)
         standardized = raw
         if self.standardization is not None:
             standardized = self.standardization(raw)
         torso_features = self.vision(standardized).unflatten(0, leading)
+
+        # The last action and the last reward; under autocast the torso's features may be narrower.
         action = self.distribution.encode(last_action).to(torso_features.dtype)
-        reward = last_reward.clamp(-1, 1)[..., None].to(torso_features.dtype)
-        inputs = self.joint(torch.cat([torso_features, action, reward, *language], dim=-1))
-        inputs = inputs.to(self.value.weight.dtype)
+        clipped_reward = last_reward.clamp(-1, 1)
+        reward = clipped_reward[..., None].to(torso_features.dtype)
+
+        # All that is known at each step.
+        known = torch.cat([torso_features, action, reward, *language], dim=-1)
+        inputs = self.joint(known).to(self.value.weight.dtype)
         return Encoded(inputs, torso_features, action, raw, standardized)
 
     def remember(
@@ -334,4 +352,5 @@ class Agent(nn.Module):
         # On a CPU, narrow cores lose more by conversions than they gain.
         device = self.value.weight.device.type
         core_gains = device != "cpu" or self.config.core.model_size >= WIDE
-        return torch.autocast(device, enabled=torch.is_autocast_enabled(device) and core_gains)
+        is_mixed = torch.is_autocast_enabled(device)
+        return torch.autocast(device, enabled=is_mixed and core_gains)
