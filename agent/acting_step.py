@@ -68,30 +68,31 @@ class ActingStep(nn.Module):
         self.state_tensors = self._state_tensors()
 
     def _state_tensors(self) -> list[StateTensor]:
-        found = []
+        """What the state is made of: the core's own state and, if the core has segments, that in progress."""
+        found: list[StateTensor] = []
         for field, part in zip(self.template._fields, self.template, strict=True):
             if field == SEGMENT:
                 continue
-            tensors = list(leaves(part))
-            for layer, leaf in enumerate(tensors):
-                first = leaf.flatten()[0] if leaf.numel() else leaf.new_zeros(())
-                if not torch.equal(leaf, first.expand_as(leaf)):
-                    raise ValueError(f"state: expected a field that begins with one number everywhere, got {field}")
+            by_layer = not isinstance(part, Tensor)
+            for layer, leaf in enumerate(leaves(part)):
                 name = field
                 meaning = f"the core's {field.replace('_', ' ')}"
-                if not isinstance(part, Tensor):
+                if by_layer:
                     name += f"_{layer}"
                     meaning += f" of layer {layer}"
                 if self.segment_size:
                     meaning += ", before the segment in progress"
-                found.append(StateTensor(name, tuple(leaf.shape[1:]), _name(leaf), float(first), meaning))
+                shape = tuple(leaf.shape[1:])
+                initial = _number_everywhere(leaf, field)
+                found.append(StateTensor(name, shape, _dtype_name(leaf), initial, meaning))
+
         if self.segment_size:
-            size = self.agent.config.core.model_size
-            inputs = (self.segment_size, size)
+            inputs = (self.segment_size, self.agent.config.core.model_size)
+            resets = (self.segment_size,)
             found += [
                 StateTensor("offset", (), "int64", 0.0, "steps so far of the segment in progress, of all rows"),
                 StateTensor("inputs", inputs, "float32", 0.0, "the core's inputs at these steps"),
-                StateTensor("resets", (self.segment_size,), "bool", 0.0, "which of these steps began an episode"),
+                StateTensor("resets", resets, "bool", 0.0, "which of these steps began an episode"),
             ]
         return found
 
@@ -133,13 +134,17 @@ class ActingStep(nn.Module):
             [B, tasks], and the tensors of the next state.
         """
         agent = self.agent
+        # As a sequence of one step.
         encoded = agent.encode(self._observation(observation), last_action[:, None], last_reward[:, None])
         remember = self._within_segment if self.segment_size else self._remember
         features, after = remember(encoded.inputs, reset[:, None], state)
-        parameters, value = agent.decide(features, encoded.inputs, encoded.standardized)
+        parameters_by_step, value_by_step = agent.decide(features, encoded.inputs, encoded.standardized)
+        parameters = parameters_by_step[:, 0]
+        value = value_by_step[:, 0]
+
         policy = agent.distribution
-        action = policy.effect(policy.mode(parameters[:, 0]))
-        return parameters[:, 0], action, value[:, 0], *after
+        most_probable = policy.mode(parameters)
+        return parameters, policy.effect(most_probable), value, *after
 
     def _observation(self, parts: tuple[Tensor, ...]) -> Sensed | Observation:
         """The observation [B, 1, ...] that has the parts [B, ...]."""
@@ -155,19 +160,25 @@ class ActingStep(nn.Module):
         return output.features, list(leaves(output.state))
 
     def _within_segment(self, inputs: Tensor, reset: Tensor, state: tuple[Tensor, ...]) -> tuple[Tensor, list[Tensor]]:
-        """The same of a core with segments."""
-        *begin, offset, before, resets_before = state
-        here = torch.arange(self.segment_size) == offset
-        segment = torch.where(here[:, None], inputs, before)
-        resets = (here & reset) | (~here & resets_before)  # not `where`, which runtimes may lack for bool
-        output = self.agent.core(segment, resets, self._nested(begin))
-        features = torch.where(here[:, None], output.features, 0.0).sum(dim=1, keepdim=True)
+        """What `_remember` returns, of a core with segments: all of the segment is computed again."""
+        *at_begin, offset, earlier_inputs, earlier_resets = state
+
+        # This step stands in the segment at the offset; what is there after it does not matter.
+        here = torch.arange(self.segment_size) == offset  # [n_s]
+        segment = torch.where(here[:, None], inputs, earlier_inputs)
+        resets = (here & reset) | (~here & earlier_resets)  # not `where`, which runtimes may lack for bool
+        output = self.agent.core(segment, resets, self._nested(at_begin))
+
+        # The features of this step: a sum in which all others are 0.
+        own_features = torch.where(here[:, None], output.features, 0.0)
+        features = own_features.sum(dim=1, keepdim=True)
 
         # With the segment's last step, the core's state becomes that of the next segment's beginning.
         ended = offset == self.segment_size - 1
-        after = [torch.where(ended, new, old) for new, old in zip(self._without_segment(output.state), begin)]
-        offset = torch.where(ended, torch.zeros_like(offset), offset + 1)
-        return features, [*after, offset, segment, resets]
+        at_end = self._without_segment(output.state)
+        after = [torch.where(ended, new, old) for new, old in zip(at_end, at_begin)]
+        next_offset = torch.where(ended, torch.zeros_like(offset), offset + 1)
+        return features, [*after, next_offset, segment, resets]
 
     def _without_segment(self, state: State) -> list[Tensor]:
         """The tensors of a core's state but those of the segment."""
@@ -184,5 +195,16 @@ class ActingStep(nn.Module):
         return fill_state(without, tensors)._replace(**{SEGMENT: blank})
 
 
-def _name(tensor: Tensor) -> str:
+def _number_everywhere(leaf: Tensor, field: str) -> float:
+    """The number that all elements of a tensor have, 0 if it has none. Raises a ValueError if they differ."""
+    if leaf.numel() == 0:
+        return 0.0
+    first = leaf.flatten()[0]
+    if not torch.equal(leaf, first.expand_as(leaf)):
+        raise ValueError(f"state: expected a field that begins with one number everywhere, got {field}")
+    return float(first)
+
+
+def _dtype_name(tensor: Tensor) -> str:
+    """The dtype as torch names it, such as float32."""
     return str(tensor.dtype).removeprefix("torch.")
