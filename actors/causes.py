@@ -50,53 +50,76 @@ def effects(agent: Agent, state: State, core_input: Tensor, action: Tensor, step
     """
     core = agent.core
     assert isinstance(core, Transformer)
-    of_first = steps[0]
-    own = int(max(held[:, 1].max() for held in steps))  # the step itself
-    units = _units(of_first, own)
+
+    # The ranges of steps that are left out: those that a slot of the first layer holds, and the stretches.
+    steps_of_first_layer = steps[0]
+    own_step = int(max(held[:, 1].max() for held in steps))
+    units = _units(steps_of_first_layer, own_step)
     stretches = _stretches(units)
     ranges = np.concatenate([units, stretches])
 
-    # A row for each part of memory that is left out: ranges of steps, the kinds, and nothing.
+    # The policy without each range and without each kind of slots, then with all of memory.
     hidden = []
     for layer, held in zip(core.layers, steps):
-        first, last = held.T
-        begins_before_end = first[None] <= ranges[:, 1, None]
-        ends_after_begin = last[None] >= ranges[:, 0, None]
-        is_held = first[None] >= 0
-        overlaps = begins_before_end & ends_after_begin & is_held
-        of_kinds = np.repeat(np.eye(3, dtype=bool), layer.sizes.by_kind, axis=1)
-        nothing = np.zeros((1, len(held)), bool)
-        hidden.append(torch.from_numpy(np.concatenate([overlaps, of_kinds, nothing])))
+        hidden.append(_hidden_slots(held, ranges, layer.sizes.by_kind))
     parameters = _policy(agent, state, core_input, hidden)
     odds = _log_odds(agent, parameters, action)
-    falls = (odds[-1] - odds[:-1]).numpy()
+    odds_with_all = odds[-1]
+    falls = (odds_with_all - odds[:-1]).numpy()
+    falls_of_units, falls_of_stretches, falls_of_kinds = np.split(falls, [len(units), len(ranges)])
 
     # Back to the slots of the first layer, of which several may hold the same steps.
-    by_range = {}
-    for (first, last), effect in zip(units.tolist(), falls):
-        by_range[first, last] = effect
-    of_slots = np.array([by_range.get((first, last), 0.0) for first, last in of_first.tolist()], np.float32)
+    fall_of_unit = {}
+    for (first, last), fall in zip(units.tolist(), falls_of_units):
+        fall_of_unit[first, last] = fall
+    of_slots = np.zeros(len(steps_of_first_layer), np.float32)
+    for slot, (first, last) in enumerate(steps_of_first_layer.tolist()):
+        of_slots[slot] = fall_of_unit.get((first, last), 0.0)
 
+    # The stretch without which the odds fall most.
     stretch = np.array([-1, -1])
-    most = 0.0
+    stretch_effect = 0.0
     if len(stretches):
-        of_stretches = falls[len(units) : len(ranges)]
-        best = int(of_stretches.argmax())
+        best = int(falls_of_stretches.argmax())
         stretch = stretches[best]
-        most = float(of_stretches[best])
-
-    of_kinds = falls[len(ranges) :].astype(np.float32)
-    return Effects(of_slots, of_kinds, stretch, most)
+        stretch_effect = float(falls_of_stretches[best])
+    return Effects(of_slots, falls_of_kinds.astype(np.float32), stretch, stretch_effect)
 
 
-def _units(held: np.ndarray, own: int) -> np.ndarray:
-    """The different ranges of earlier steps in slots [S, 2], sorted, [N, 2]; without the step itself."""
-    present = held[(held[:, 0] >= 0) & (held[:, 1] < own)]
+def _hidden_slots(held: np.ndarray, ranges: np.ndarray, sizes: tuple[int, int, int]) -> Tensor:
+    """Which slots of a layer are left out, [R + 3 + 1, S] bool: a row for each range, for each kind, and for nothing.
+
+    Args:
+        held: [S, 2], the first and the last step in each slot; -1 if there is none.
+        ranges: [R, 2], first and last steps. A slot is left out if it holds any step of a range.
+        sizes: the number of slots of each kind.
+    """
+    first_held = held[:, 0]
+    last_held = held[:, 1]
+    begin = ranges[:, 0, None]  # [R, 1]
+    end = ranges[:, 1, None]
+    overlaps = (first_held <= end) & (last_held >= begin)  # [R, S]
+    of_ranges = overlaps & (first_held >= 0)
+
+    each_kind = np.eye(3, dtype=bool)
+    of_kinds = np.repeat(each_kind, sizes, axis=1)  # [3, S]
+    nothing = np.zeros((1, len(held)), bool)
+    return torch.from_numpy(np.concatenate([of_ranges, of_kinds, nothing]))
+
+
+def _units(held: np.ndarray, own_step: int) -> np.ndarray:
+    """The different ranges of steps in slots [S, 2], sorted, [N, 2]; without empty slots and the step itself."""
+    is_filled = held[:, 0] >= 0
+    is_earlier = held[:, 1] < own_step
+    present = held[is_filled & is_earlier]
     return np.unique(present, axis=0).reshape(-1, 2)
 
 
 def _stretches(units: np.ndarray) -> np.ndarray:
-    """All longest runs of units that hold up to `STRETCH` steps, or one unit that holds more, [N, 2]."""
+    """The longest stretch of units that begins with each unit [N, 2]: first and last steps, [N, 2].
+
+    A stretch has up to `STRETCH` steps, or is a single unit that has more.
+    """
     found = []
     for first, last in units.tolist():
         fits = (units[:, 0] >= first) & (units[:, 1] < first + STRETCH)
