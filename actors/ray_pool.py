@@ -186,10 +186,7 @@ class RayPool(Pool):
 
             member.answered = time.monotonic()
             if taken is None:
-                # The actor has just come up.
-                member.up = True
-                for _ in range(self.config.in_flight):
-                    self._ask(request.actor)
+                self._came_up(request.actor)
                 continue
 
             unroll, seconds = taken
@@ -197,6 +194,18 @@ class RayPool(Pool):
             self.longest_unroll = max(self.longest_unroll, seconds)
             self._ask(request.actor)
             return unroll
+
+    def _came_up(self, index: int) -> None:
+        """Notes that an actor is up, and requests its first unrolls."""
+        self.members[index].up = True
+        if self._num_up() >= self.config.num_actors:
+            self.complete = True
+        for _ in range(self.config.in_flight):
+            self._ask(index)
+
+    def _num_up(self) -> int:
+        """Number of actors that are up."""
+        return sum(member.up for member in self.members)
 
     def _take(self, request: _Request) -> tuple[Unroll, float] | None:
         """The answer to a request: an unroll and the seconds that it took; None if a process id was asked for.
@@ -234,54 +243,51 @@ class RayPool(Pool):
         begin = time.monotonic()
         while True:
             while self.finished:
-                request = self.finished.popleft()
-                if request in self.pending:  # else its actor was replaced
-                    return request
+                oldest = self.finished.popleft()
+                if oldest in self.pending:  # else its actor was replaced
+                    return oldest
 
             # What follows looks at all actors: not once an unroll, but once for all that are finished.
             self._start()
             self._replace_silent()
-            requests = self._awaited()
-            if self._wait_for_any(requests):
-                done, _ = ray.wait(requests, num_returns=len(requests), timeout=0)
-                finished = set(done)
-                self.finished.extend(request for request in requests if request in finished)
+            awaited = self._awaited()
+            if self._wait_for_any(awaited):
+                done, _ = ray.wait(awaited, num_returns=len(awaited), timeout=0)
+                is_done = set(done)
+                self.finished.extend(reference for reference in awaited if reference in is_done)
                 continue
             check()
             if time.monotonic() - begin > STALL_SECONDS:
                 begin = time.monotonic()
                 self._warn_of_stall()
 
-    def _wait_for_any(self, requests: list[ray.ObjectRef]) -> bool:
+    def _wait_for_any(self, awaited: list[ray.ObjectRef]) -> bool:
         """Waits for a short time until a request is finished; returns whether one is."""
-        if not requests:  # all actors pause
+        if not awaited:  # all actors pause
             time.sleep(POLL_SECONDS)
             return False
         # A short time, because a wait that has begun for an object of a lost node notices no other object.
-        done, _ = ray.wait(requests, timeout=POLL_SECONDS)
+        done, _ = ray.wait(awaited, timeout=POLL_SECONDS)
         return bool(done)
 
     def _warn_of_stall(self) -> None:
         """Logs what actors need and what the cluster has."""
-        up = sum(member.up for member in self.members)
         free = ray.available_resources()
         logger.warning(
-            f"no unroll for {STALL_SECONDS:.0f} s: {up} of {self.config.count} actors are up; each needs "
+            f"no unroll for {STALL_SECONDS:.0f} s: {self._num_up()} of {self.config.count} actors are up; each needs "
             f"{self.config.ray_options()}, and the cluster has free CPU: {free.get('CPU', 0.0)}, "
             f"GPU: {free.get('GPU', 0.0)}"
         )
 
     def _awaited(self) -> list[ray.ObjectRef]:
-        """The oldest request of each actor; until `num_actors` are up, only of those that are not."""
-        up = sum(member.up for member in self.members)
-        if up >= self.config.num_actors:
-            self.complete = True
+        """The oldest request of each actor. Until `num_actors` have been up, only of those that are not up yet."""
         # The first of each actor's requests, which are in order.
-        heads: dict[int, ray.ObjectRef] = {}
+        oldest: dict[int, ray.ObjectRef] = {}
         for awaited, request in self.pending.items():
-            if self.complete or not self.members[request.actor].up:
-                heads.setdefault(request.actor, awaited)
-        return list(heads.values())
+            is_up = self.members[request.actor].up
+            if self.complete or not is_up:
+                oldest.setdefault(request.actor, awaited)
+        return list(oldest.values())
 
     def _replace_silent(self) -> None:
         """Replaces actors that are up and have not answered for too long: they hang, or were stopped.
@@ -290,13 +296,15 @@ class RayPool(Pool):
         """
         now = time.monotonic()
         longest = self.longest_unroll or self.config.step_seconds  # unknown before the first unroll
-        for request in self._awaited():
-            index = self.pending[request].actor
+        patience = self.config.step_seconds + SILENCE * longest
+        for awaited in self._awaited():
+            index = self.pending[awaited].actor
             member = self.members[index]
             silence = now - member.answered
-            if not member.up or silence < self.config.step_seconds + SILENCE * longest:
+            if not member.up or silence < patience:
                 continue
-            answered, _ = ray.wait([request], timeout=0, fetch_local=False)
+            # It may have answered, and the caller has not asked for that yet.
+            answered, _ = ray.wait([awaited], timeout=0, fetch_local=False)
             if not answered:
                 self._replace(index, f"it has not answered for {silence:.0f} s")
 
@@ -337,7 +345,7 @@ class RayPool(Pool):
             # On any node: nothing is fetched for a count.
             finished, _ = ray.wait(asked, num_returns=len(asked), timeout=0, fetch_local=False)
         return PoolStatus(
-            alive=sum(member.up for member in self.members),
+            alive=self._num_up(),
             restarts=sum(member.incarnation for member in self.members),
             waiting=len(finished),
         )
