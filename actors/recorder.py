@@ -242,32 +242,39 @@ class _Recorder:
         """The recording of the episode that has just ended."""
         counterfactual = _Counterfactual()
         if self.counterfactuals is not None:
-            counterfactual = _suppose(self.actor, self.counterfactuals, self.begin, self.steps)
+            counterfactual = _with_other_examples(self.actor, self.counterfactuals, self.begin, self.steps)
         recording = _join(self.steps, episode, self.actor, counterfactual)
         self.steps = []
         return recording
 
 
-def _suppose(actor: Actor, counterfactuals: Counterfactuals, begin: State, steps: list[_Step]) -> _Counterfactual:
-    """Plays an episode's actions again with other examples, given the core's state before the episode."""
+def _with_other_examples(
+    actor: Actor, counterfactuals: Counterfactuals, begin: State, steps: list[_Step]
+) -> _Counterfactual:
+    """What the agent would have made of an episode, of each choice in turn if its example had been the other object.
+
+    Args:
+        begin: the core's state before the episode.
+        steps: those of the episode, whose actions stay as they were.
+    """
     probabilities = np.full(len(steps), np.nan, np.float32)
     distances = np.full(len(steps), np.nan, np.float32)
     entries = np.full(len(steps), -1)
 
     # The episode as it was: views [T, ...], the core's inputs [T, D], and whether a step led to a choice.
-    seen = np.stack([step.observation[0] for step in steps])
-    received = np.stack([step.input for step in steps])
+    own_views = np.stack([step.observation[0] for step in steps])
+    own_inputs = np.stack([step.input for step in steps])
     choices_so_far = [sum(step.counts) for step in steps]
-    chosen = np.diff(choices_so_far, prepend=0.0) > 0
-    unit = _distance_of_two(received)
+    led_to_choice = np.diff(choices_so_far, prepend=0.0) > 0
+    distance_of_two = _distance_of_two(own_inputs)
 
-    since = 0  # the end of the room before
+    end_of_last_room = 0
     states = [step.state for step in steps]
     for entered, views in counterfactuals(states):
         # The agent is given the rewards of the episode. Up to the choice they do not depend on its example; that of the
         # choice does. It would say what the example was, and what is asked is whether memory does.
         until = len(views)
-        choices = np.flatnonzero(chosen[entered:until])
+        choices = np.flatnonzero(led_to_choice[entered:until])
         if len(choices):
             until = entered + choices[0] + 1
         output = _act_again(actor, begin, steps[:until], views[:until])
@@ -275,19 +282,20 @@ def _suppose(actor: Actor, counterfactuals: Counterfactuals, begin: State, steps
         # The probabilities of the actions that were taken in this room.
         room = slice(entered, until)
         parameters = output.policy_parameters[0, room].float().cpu()
-        shown = actor.agent.distribution.show(parameters)
+        summary = actor.agent.distribution.show(parameters)
+        probabilities_of_all = summary.probabilities.numpy()  # [steps in the room, A]
         taken = [int(step.action) for step in steps[room]]
-        chances = shown.probabilities.numpy()  # [steps in the room, A]
-        probabilities[room] = chances[np.arange(len(taken)), taken]
+        probabilities[room] = probabilities_of_all[np.arange(len(taken)), taken]
 
-        # How different the core's inputs are, over the steps before this room whose views differ.
-        before = slice(since, entered)
-        differ = since + _differing(views[before], seen[before])
+        # How different the core's inputs are, over the steps since the last room whose views differ.
+        since_last_room = slice(end_of_last_room, entered)
+        differing = _differing(views[since_last_room], own_views[since_last_room])
+        changed_steps = end_of_last_room + differing
         inputs = output.inputs[0].float().cpu().numpy()  # [T, D]
-        distance = _distance(inputs[differ], received[differ])
-        distances[room] = distance / max(unit, 1e-9)
+        distance = _distance(inputs[changed_steps], own_inputs[changed_steps])
+        distances[room] = distance / max(distance_of_two, 1e-9)
         entries[room] = entered
-        since = len(views)
+        end_of_last_room = len(views)
     return _Counterfactual(probabilities, distances, entries)
 
 
@@ -428,6 +436,8 @@ def _join(steps: list[_Step], episode: Episode, actor: Actor, counterfactual: _C
     core = actor.agent.core
     metadata = actor.envs.metadata
     observations = _join_observations(steps)
+    given = [step.given for step in steps]
+    given.append(actor.env_output)  # after the last action
     slot_kinds: tuple[str, ...] = ()
     if isinstance(core, Transformer):
         slot_kinds = core.attention_kinds
@@ -459,7 +469,7 @@ def _join(steps: list[_Step], episode: Episode, actor: Actor, counterfactual: _C
         compressed=_join_compressed(steps),
         reconstructions=_stack(step.reconstruction for step in steps),
         last_observation=_parts_of_first_row(actor.env_output),
-        words=_stack(_words_of_first_row(given) for given in (*(step.given for step in steps), actor.env_output)),
+        words=_stack(_words_of_first_row(output) for output in given),
         terminated=bool(actor.env_output.discount[0] == 0),
         action_names=_action_names(actor),
         parts=tuple(getattr(actor.envs.single_action_space, "parts", ())),
