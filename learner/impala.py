@@ -282,6 +282,8 @@ class ImpalaLearner:
         rewards, discounts = self._rewards(trajectory)
         returns = self._returns(forward, rewards, discounts, mask)
         advantages = self._advantages(forward, returns, mask)
+
+        # A mean divides by one step at least, see `losses.reduce`. So does the share, which takes this division back.
         steps = mask.sum()
         steps_of_batch = self._comm.sum(steps)
         share = steps.clamp(min=1).to(forward.values.dtype) / steps_of_batch.clamp(min=1)
@@ -319,7 +321,9 @@ class ImpalaLearner:
         self, trajectory: Trajectory, forward: ForwardPass, targets: Targets, settings: UpdateSettings
     ) -> dict[str, Tensor]:
         """What is only measured, and the number of new steps; see `BackwardPass.sums`."""
-        mask, returns, share = targets.mask, targets.returns, targets.share
+        mask = targets.mask
+        returns = targets.returns
+        share = targets.share
         fresh = _fresh(trajectory)
         return {
             "steps": (mask & fresh[:, None]).sum(),
@@ -360,27 +364,37 @@ class ImpalaLearner:
         with torch.no_grad():
             log_rhos = log_probs - self._distribution.log_prob(trajectory.policy_parameters, trajectory.action)
         forward = ForwardPass(policy, entropy, log_probs, log_rhos, output.value, output.losses)
-
-        # PopArt has a column of values for each task.
-        head = self._popart
-        if head is not None:
-            task = trajectory.actor_id % head.out_features  # actor i plays task i modulo their number
-            values = head.of_task(output.value, task)
-            scale = head.scale[task][:, None].to(values.dtype)
-            value_offset: Tensor | float = 0.0
-            if self.version < FIRST_UPDATES:
-                value_offset = self._first_values(head, trajectory, task)
-                values = values + value_offset[task][:, None].to(values.dtype)
-            reward_size = head.reward_square[task][:, None].sqrt().to(values.dtype)
-            forward = forward._replace(
-                values=values, task=task, scale=scale, reward_size=reward_size, value_offset=value_offset
-            )
-
+        if self._popart is not None:
+            forward = self._with_own_tasks(self._popart, forward, trajectory)
         if forward.values.shape != trajectory.reward.shape:
             expected = list(trajectory.reward.shape)
             got = list(forward.values.shape)
             raise ValueError(f"value of the agent: expected {expected}, got {got}")
         return forward
+
+    def _with_own_tasks(self, head: PopArt, forward: ForwardPass, trajectory: Trajectory) -> ForwardPass:
+        """The forward pass with each row's values of its own task, out of those [B, T + 1, K] of all tasks.
+
+        Also with what PopArt knows of these tasks."""
+        task = trajectory.actor_id % head.out_features  # actor i plays task i modulo their number
+        values = head.of_task(forward.values, task)
+        dtype = values.dtype
+
+        def of_rows(by_task: Tensor) -> Tensor:
+            """What is known of each task, [K] float64, by row, [B, 1]."""
+            return by_task[task][:, None].to(dtype)
+
+        value_offset: Tensor | float = 0.0
+        if self.version < FIRST_UPDATES:
+            value_offset = self._first_values(head, trajectory, task)
+            values = values + of_rows(value_offset)
+        return forward._replace(
+            values=values,
+            task=task,
+            scale=of_rows(head.scale),
+            reward_size=of_rows(head.reward_square.sqrt()),
+            value_offset=value_offset,
+        )
 
     def _first_values(self, head: PopArt, trajectory: Trajectory, task: Tensor) -> Tensor:
         """See `PopArt.first_values`; the same for all learners that share the batch."""
@@ -421,19 +435,25 @@ class ImpalaLearner:
         """The advantages [B, T] that weight the policy gradient."""
         advantages = returns.pg_advantages / forward.scale
         if self.config.normalize_advantages:
-            acting = torch.where(mask, advantages, 0.0)
-            square = self._comm.sum(acting.square().sum())
-            steps = self._comm.sum(mask.sum()).clamp(min=1)
             # Advantages that are smaller than rewards may be errors of the values alone, as before a first success.
             # Enlarged, they would keep the policy from states that look bad only because it has not been there.
-            size = (square / steps).sqrt().clamp(min=LEAST_ADVANTAGE)
+            size = self._root_mean_square(advantages, mask).clamp(min=LEAST_ADVANTAGE)
             size_of_rewards = forward.reward_size / forward.scale
             advantages = advantages / size.clamp(min=size_of_rewards)
         if self.config.trust is not None:
-            # How far the policy has gone in the direction in which the gradient would move it further.
-            gone = forward.log_rhos * advantages.sign()
-            advantages = torch.where(gone > math.log1p(self.config.trust), 0.0, advantages)
+            # The gradient makes actions with a positive advantage likelier, and those with a negative one rarer. It is
+            # left out where an action has already moved that way by more than the limit since it was taken.
+            moved = forward.log_rhos * advantages.sign()
+            too_far = moved > math.log1p(self.config.trust)
+            advantages = torch.where(too_far, 0.0, advantages)
         return advantages
+
+    def _root_mean_square(self, values: Tensor, mask: Tensor) -> Tensor:
+        """A scalar, of values [B, T] over the steps where the mask is true, in the whole batch of all learners."""
+        masked = torch.where(mask, values, 0.0)
+        square = self._comm.sum(masked.square().sum())
+        steps = self._comm.sum(mask.sum()).clamp(min=1)
+        return (square / steps).sqrt()
 
     def _lags(self, trajectory: Trajectory, fresh: Tensor, settings: UpdateSettings) -> dict[str, Tensor]:
         """The mean age, in versions, of the weights that acted: in the rows `fresh` [B] bool, and in replayed ones."""
