@@ -84,7 +84,7 @@ class Learner(ImpalaLearner):
         can_be_recorded = self._optimization.fused and self._comm.size == 1 and not has_instructions
         self._capture = capture if config.cuda_graph and can_be_recorded else None
         self._graph: UpdateGraph | None = None
-        # The form of the last batch whose operations were queued one by one, and how many such batches were the last.
+        # Before one is recorded: how many batches in a row had this form, and were not replayed.
         self._queued_form: Any = None
         self._queued = 0
 
@@ -119,18 +119,19 @@ class Learner(ImpalaLearner):
             return self.update(last_rows, read)
 
         # As long as every update is read, each is IMPALA's own.
-        if read and not self._unread and self._capture is None:
+        all_were_read = not self._unread
+        if read and all_were_read and self._capture is None:
             return super().update(trajectory)
-        is_alone = not self._unread
         self._update_unread(trajectory)
         if not read:
             return {}
         try:
             return self.settle()
         except NotFinite:
-            if not is_alone:
-                raise
-        # The device changed nothing. Operation by operation, the error says more.
+            if not all_were_read:
+                raise  # other updates were settled, too: which one it is, is in the error
+        # Only this update was settled. The device skipped it, so that nothing has changed: it can be made again,
+        # operation by operation, for an error that says more.
         return super().update(trajectory)
 
     def _update_unread(self, trajectory: Trajectory) -> None:
@@ -159,24 +160,28 @@ class Learner(ImpalaLearner):
             self._queued = 0
             return self._graph
 
-        # Whether later updates have the operations of this one, whose kernels are compiled. The first batches may have
-        # another form than all later ones, in which rows are replayed, and PopArt's first updates have more operations.
+        # An update is recorded after a few of the same form in a row, which compile its kernels. The form of the first
+        # batches may not last: when replay begins, rows are added.
         if form != self._queued_form:
             self._queued_form = form
             self._queued = 0
-        is_first = self._popart is not None and self.version < FIRST_UPDATES
-        if self._queued < WARM_UP or is_first:
+        # PopArt's first updates have operations that later ones have not.
+        is_among_first = self._popart is not None and self.version < FIRST_UPDATES
+        if self._queued < WARM_UP or is_among_first:
             self._queued += 1
             return None
+        self._record(self._capture, trajectory, settings)
+        return self._graph
 
+    def _record(self, capture: Capture, trajectory: Trajectory, settings: UpdateSettings) -> None:
+        """Records the update as the graph. If that is not possible, there is none, and no other attempt."""
         self._graph = None  # only one at a time has memory
         try:
             with self._optimization.capturable():
-                self._graph = UpdateGraph(self._queue, self._capture, trajectory, settings)
+                self._graph = UpdateGraph(self._queue, capture, trajectory, settings)
         except RuntimeError as error:
             self._capture = None
             logger.warning("updates are not recorded as a CUDA graph, which makes them slower: %s", error)
-        return self._graph
 
     def settle(self) -> dict[str, float]:
         """Reads all updates that were not read, in one transfer, so that `version` and `steps` are exact.

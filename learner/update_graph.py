@@ -39,6 +39,8 @@ class UpdateGraph:
         form: of the batches that it can learn from, see `form_of`.
     """
 
+    _measured: Measured
+
     def __init__(
         self,
         update: Callable[[Trajectory, UpdateSettings], Measured],
@@ -49,10 +51,14 @@ class UpdateGraph:
         device = trajectory.reward.device
         self.form = form_of(trajectory)
         self._trajectory = map_state(torch.clone, trajectory)
-        self._settings = UpdateSettings(*(_scalar(number, device) for number in settings))
-        recorded: list[Measured] = []
-        self._replay = capture(lambda: recorded.append(update(self._trajectory, self._settings)))
-        (self._measured,) = recorded
+        scalars = [_scalar(number, device) for number in settings]
+        self._settings = UpdateSettings(*scalars)
+
+        def operations() -> None:
+            self._measured = update(self._trajectory, self._settings)
+
+        # The operations are recorded in one call; each replay fills the tensor of metrics that this call has made.
+        self._replay = capture(operations)
 
     def update(self, trajectory: Trajectory, settings: UpdateSettings) -> Measured:
         """The update with another batch of the same form; its metrics are not read."""
