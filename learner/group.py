@@ -31,6 +31,7 @@ from learner.remote_learner import (
     PEER_SECONDS,
     POLL_SECONDS,
     Check,
+    Learned,
     LearnerState,
     MakeReplica,
     Part,
@@ -112,12 +113,14 @@ class LearnerGroup:
         self.sent: dict[int, list[list[Part]]] = {}
         self.fetches: dict[int, list[ray.ObjectRef]] = {}
 
-        # How old the copy is. `reached` is the version that callers know; after a loss the updates up to it may have
-        # to be repeated. `newest` are the weights of the last update, while the copy has older ones.
+        # The version that callers know. After a loss, the updates up to it may have to be repeated.
         self.reached = learner.version
+
+        # How old the copy is: the version of its whole state, with the counters of that time, and that of its weights.
+        # While the weights of the last update are newer, `newest` is where they are in the object store.
         self.saved_version = learner.version
-        self.copied_version = learner.version
         self.saved_counters = learner.counters
+        self.copied_version = learner.version
         self.newest: ray.ObjectRef | None = None
 
         # What the last update returned, and the episodes that ended in learners that act; the reader empties the list.
@@ -203,21 +206,29 @@ class LearnerGroup:
 
         A learner that lacks some of them would leave the others blocked in a collective."""
         reasons = results_of(self.fetches[number], self.check, PEER_SECONDS)
-        lost = max(reasons)  # those that lack nothing return an empty text
-        if lost:
-            raise BatchLost(f"a part of batch {number} was lost with its node: {lost}")
+        for reason in reasons:
+            if reason:  # a learner that lacks nothing returns an empty text
+                raise BatchLost(f"a part of batch {number} was lost with its node: {reason}")
 
     def _update_once(self, number: int | None) -> None:
         """One update by all learners."""
-        requests = [member.update.remote(number) for member in self.members]
-        results = results_of([learned for learned, _ in requests])
-        for learned in results:
-            self.episodes += learned.episodes
+        # Each learner answers with two objects. Weights stay in the object store until they are needed.
+        requests: list[ray.ObjectRef] = []
+        weights: list[ray.ObjectRef] = []
+        for member in self.members:
+            learned, weights_of_member = member.update.remote(number)
+            requests.append(learned)
+            weights.append(weights_of_member)
+        results: list[Learned] = results_of(requests)
+        for result in results:
+            self.episodes += result.episodes
+
         # Metrics and counters are the same on all learners, and so are weights if each has the whole state.
-        self.metrics = results[0].metrics
-        self._count(results[0].counters)
+        first = results[0]
+        self.metrics = first.metrics
+        self._count(first.counters)
         if self.learner.has_whole_state:
-            _, self.newest = requests[0]
+            self.newest = weights[0]
         self.failures.clear()
 
     def call(self, function: Callable[[Any], Result]) -> Result:
@@ -227,7 +238,9 @@ class LearnerGroup:
             self._update_until(self.reached)
             try:
                 self._join()
-                return results_of([self.members[0].call.remote(function)], self.check)[0]
+                request = self.members[0].call.remote(function)
+                (result,) = results_of([request], self.check)
+                return result
             except PeerLost as error:
                 self._recover(error)
 

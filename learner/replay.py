@@ -99,6 +99,7 @@ class Replay:
 
         Of more rows than there is room for, the newest are restored."""
         self.clear()
+        # The names are numbers. Those of a damaged state may have gaps; its tensors do not fit then, see `_restore`.
         for index in range(len(state)):
             name = str(index)
             if name in state:
