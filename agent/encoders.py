@@ -165,10 +165,12 @@ class Vision(nn.Module):
         _check_observation(images, torch.uint8, self.image_shape)
         weight = self.linear.weight
         features = self.convolutions(scale(images, weight.dtype))
-        many = not torch.compiler.is_exporting() and images.shape[0] > weight.shape[0]
-        if many:
-            # Features are stored channels last. Permuting the weights is cheaper here than permuting them, and their
-            # gradient comes back in the order that convolutions need.
+
+        # The features are stored channels last, the weights expect channels first: one of them is permuted, which
+        # copies it. With more images than outputs the features are larger, and without a copy their gradient has the
+        # order that convolutions need. An exported graph must not ask for the number of images.
+        permutes_weights = not torch.compiler.is_exporting() and images.shape[0] > weight.shape[0]
+        if permutes_weights:
             weight = weight.unflatten(1, features.shape[1:])
             weight = weight.permute(0, 2, 3, 1).flatten(1)
             features = features.permute(0, 2, 3, 1)

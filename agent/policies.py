@@ -438,7 +438,7 @@ class _Gaussian(_Block):
         self.any_squashed = bool(self.squashed.any())
         if scale == "independent":
             self.fixed = tuple(range(self.num_columns, self.num_parameters))
-        # Of a standard normal variable, whose density gives the weights.
+        # An expectation over a standard normal variable is a sum over these nodes, weighted by its density.
         nodes = torch.linspace(-FARTHEST_NODE, FARTHEST_NODE, NODES, dtype=torch.float64)
         weights = (-0.5 * nodes.square()).exp()
         self.register_buffer("nodes", nodes.float(), persistent=False)
@@ -523,7 +523,7 @@ def _gumbel_max(logits: Tensor, uniform: Tensor) -> Tensor:
 
 
 def _log_slope(number: Tensor) -> Tensor:
-    """log(1 - tanh(x)^2), without the rounding of tanh to 1 far from 0."""
-    far = F.softplus(-2 * number)
-    half = math.log(2) - number - far
-    return 2 * half
+    """The logarithm of the slope of tanh, log(1 - tanh(x)^2), without the rounding of tanh to 1 far from 0."""
+    # 1 - tanh(x)^2 = sech(x)^2, and log(sech(x)) = log(2) - x - log(1 + exp(-2 x)).
+    log_sech = math.log(2) - number - F.softplus(-2 * number)
+    return 2 * log_sech

@@ -229,8 +229,10 @@ def linear_recurrence(decay: Tensor, inputs: Tensor, before: Tensor) -> Tensor:
     num_steps = inputs.shape[1]
     if num_steps == 1:  # acting
         return torch.addcmul(inputs, decay, before[:, None])
+
+    # Parts of equal length. What the last one lacks is filled with zeros.
     length = max(1, math.isqrt(num_steps))
-    num_parts = -(-num_steps // length)
+    num_parts = -(-num_steps // length)  # rounded up
     missing = num_parts * length - num_steps
     if missing:
         decay = F.pad(decay, (0, 0, 0, missing))
@@ -238,7 +240,7 @@ def linear_recurrence(decay: Tensor, inputs: Tensor, before: Tensor) -> Tensor:
     decays = decay.unflatten(1, (num_parts, length)).unbind(2)  # of each step of all parts, [B, parts, D]
     writes = inputs.unflatten(1, (num_parts, length)).unbind(2)
 
-    # Each part by itself: its h, and what is kept of what was before it.
+    # Each part by itself: its h as if nothing was before it, and the share that is kept of what was before it.
     hidden = writes[0]
     kept = decays[0]
     hiddens = [hidden]
@@ -256,8 +258,10 @@ def linear_recurrence(decay: Tensor, inputs: Tensor, before: Tensor) -> Tensor:
         before = torch.addcmul(part_hidden, part_kept, before)
     start = torch.stack(befores, dim=1)
 
-    steps = [torch.addcmul(own, part, start) for own, part in zip(hiddens, kept_by_step)]
-    return torch.stack(steps, dim=2).flatten(1, 2)[:, :num_steps]
+    # The two together, back in the order of the steps.
+    steps = [torch.addcmul(own, share, start) for own, share in zip(hiddens, kept_by_step)]
+    by_part = torch.stack(steps, dim=2)  # [B, parts, length, D]
+    return by_part.flatten(1, 2)[:, :num_steps]
 
 
 def mlp_blocks(config: BlocksConfig) -> nn.ModuleList:
