@@ -112,15 +112,15 @@ class ImpalaLearner:
         total_steps: agent steps at which the schedules end.
         comm: the learners that share each batch. They must have equal weights and get shards of equally many rows;
             their updates then equal those of one learner on all rows.
-        fused: whether Adam is the fused one; None for a GPU only.
+        unread: whether updates may stay unread, which needs Adam; None for Adam on a GPU only.
 
     Attributes:
         version: number of updates, which is the version of the weights.
         steps: agent steps learned from, by the loss mask and without replayed rows.
 
     Raises:
-        ValueError: if `total_steps` is not positive, a compression parameter is not a parameter of the agent, or the
-            optimizer has no fused version.
+        ValueError: if `total_steps` is not positive, a compression parameter is not a parameter of the agent, or
+            updates may stay unread and the optimizer is not Adam.
     """
 
     def __init__(
@@ -130,7 +130,7 @@ class ImpalaLearner:
         total_steps: int,
         device: torch.device,
         comm: Communicator | None = None,
-        fused: bool | None = None,
+        unread: bool | None = None,
     ) -> None:
         if total_steps < 1:
             raise ValueError(f"total_steps: expected at least 1, got {total_steps}")
@@ -146,8 +146,13 @@ class ImpalaLearner:
         # Without other learners, the collectives do nothing.
         self._comm = comm or Communicator()
 
-        make = functools.partial(make_optimizer, config, device.type == "cuda", fused)
-        self._optimization = Optimization(self.agent, make, config.max_gradient_norm, self._comm)
+        is_adam = config.optimizer == "adam"
+        if unread is None:
+            unread = is_adam and device.type == "cuda"
+        if unread and not is_adam:
+            raise ValueError(f"unread: expected false for {config.optimizer}, which cannot skip updates, got true")
+        make = functools.partial(make_optimizer, config)
+        self._optimization = Optimization(self.agent, make, config.max_gradient_norm, self._comm, unread)
         self._distribution: Policy = agent.distribution  # type: ignore[assignment]
         head = getattr(agent, "value", None)
         self._popart = head if isinstance(head, PopArt) else None
@@ -495,22 +500,16 @@ def _mean(values: Tensor, rows: Tensor) -> Tensor:
     return (values * rows).sum() / rows.sum().clamp(min=1)
 
 
-def make_optimizer(
-    config: LearnerConfig, on_gpu: bool, fused: bool | None, groups: list[ParameterGroup]
-) -> torch.optim.Optimizer:
-    """Adam or RMSprop over groups of parameters. Raises a ValueError if RMSprop is to be fused."""
+def make_optimizer(config: LearnerConfig, groups: list[ParameterGroup]) -> torch.optim.Optimizer:
+    """Adam or RMSprop over groups of parameters."""
     if config.optimizer == "adam":
-        if fused is None:
-            fused = on_gpu
         return torch.optim.Adam(
             groups,
             lr=config.learning_rate,
             betas=(config.adam_beta1, config.adam_beta2),
             eps=config.adam_epsilon,
-            fused=fused or None,  # False would also forbid the kernel for all parameters at once
+            fused=True,  # a kernel for all parameters at once
         )
-    if fused:
-        raise ValueError(f"fused: expected false for {config.optimizer}, which has no fused version, got true")
     return torch.optim.RMSprop(
         groups,
         lr=config.learning_rate,

@@ -52,7 +52,7 @@ class Learner(ImpalaLearner):
 
     Args:
         agent, total_steps, comm: see `ImpalaLearner`.
-        fused: whether Adam is the fused one, which unread updates need; None for a GPU only.
+        unread: whether updates may stay unread, which needs Adam; None for Adam on a GPU only.
         rows: most rows of an update; a trajectory with more is learned from in several. None for no limit.
         capture: how updates are recorded, see `agent.cuda_graphs`; None for `cuda_graph` on a GPU.
     """
@@ -68,11 +68,11 @@ class Learner(ImpalaLearner):
         config: LearnerConfig,
         total_steps: int,
         comm: Communicator | None = None,
-        fused: bool | None = None,
+        unread: bool | None = None,
         rows: int | None = None,
         capture: Capture | None = None,
     ) -> None:
-        super().__init__(agent, config, total_steps, resolve_device(config.device), comm, fused)
+        super().__init__(agent, config, total_steps, resolve_device(config.device), comm, unread)
         self.rows = rows
         self._unread: list[Unread] = []
 
@@ -81,7 +81,7 @@ class Learner(ImpalaLearner):
             capture = cuda_graph
         # Equal instructions are encoded once, and how many differ is only known on the host.
         has_instructions = getattr(agent, "instruction", None) is not None
-        can_be_recorded = self._optimization.fused and self._comm.size == 1 and not has_instructions
+        can_be_recorded = self._optimization.unread and self._comm.size == 1 and not has_instructions
         self._capture = capture if config.cuda_graph and can_be_recorded else None
         self._graph: UpdateGraph | None = None
         # Before one is recorded: how many batches in a row had this form, and were not replayed.
@@ -94,19 +94,19 @@ class Learner(ImpalaLearner):
         Args:
             trajectory: see `ImpalaLearner.update`.
             read: whether to read the metrics. The device must then have done this update and all before it. Of the
-                updates of a batch that is split, only the last is read if the optimizer is fused.
+                updates of a batch that is split, only the last is read if updates may stay unread.
 
         Returns:
             the metrics of the last update, see `ImpalaLearner.update`; empty if it was not read.
 
         Raises:
-            ValueError: if shapes are wrong, or `read` is false without a fused optimizer.
+            ValueError: if shapes are wrong, or `read` is false and updates must be read.
             NotFinite: as `ImpalaLearner.update`. If there are updates that were not read, as `settle`.
             PeerLost: if another learner was lost; nothing was changed.
         """
-        fused = self._optimization.fused
-        if not read and not fused:
-            raise ValueError("read: expected true, because the optimizer is not fused (see `fused`), got false")
+        may_stay_unread = self._optimization.unread
+        if not read and not may_stay_unread:
+            raise ValueError("read: expected true, because updates must be read here (see `unread`), got false")
 
         # A batch that is too large for one update is learned from in parts.
         count, _ = validate(trajectory)
@@ -114,7 +114,7 @@ class Learner(ImpalaLearner):
             *firsts, last = split(count, self.rows)
             for part in firsts:
                 rows = index_state(trajectory, part)
-                self.update(rows, read=not fused)
+                self.update(rows, read=not may_stay_unread)
             last_rows = index_state(trajectory, last)
             return self.update(last_rows, read)
 

@@ -38,6 +38,7 @@ class Optimization:
         make_optimizer: makes an Adam or RMSprop optimizer from the list of groups.
         max_gradient_norm: longer gradients of a group are scaled to this norm; None does not clip.
         comm: the learners whose gradients are summed.
+        unread: whether steps may stay unread, see `step_unread`; the optimizer is then a fused Adam.
 
     Raises:
         ValueError: if a compression parameter is not a parameter of the module.
@@ -49,10 +50,12 @@ class Optimization:
         make_optimizer: Callable[[list[ParameterGroup]], torch.optim.Optimizer],
         max_gradient_norm: float | None,
         comm: Communicator,
+        unread: bool = False,
     ) -> None:
         self.module = module
         self.max_gradient_norm = max_gradient_norm
         self.comm = comm
+        self.unread = unread
 
         # By identity: parameters compare elementwise.
         parameters = {id(parameter): parameter for parameter in module.parameters()}
@@ -77,11 +80,6 @@ class Optimization:
     def zero_grad(self) -> None:
         """Discards the gradients."""
         self.optimizer.zero_grad(set_to_none=True)
-
-    @property
-    def fused(self) -> bool:
-        """Whether `step_unread` is possible."""
-        return bool(self.optimizer.defaults.get("fused"))
 
     @property
     def skipped(self) -> Tensor | None:

@@ -71,6 +71,7 @@ class SequenceLearner:
             lr=config.learning_rate,
             betas=(config.adam_beta1, config.adam_beta2),
             eps=config.adam_epsilon,
+            fused=True,  # a kernel for all parameters at once
         )
         self._optimization = Optimization(model, adam, config.max_gradient_norm, self.comm)
 

@@ -39,7 +39,7 @@ def check_skipped_updates(
     make_agent: Callable[[], Agent], config: LearnerConfig, bad: Trajectory, good: Sequence[Trajectory]
 ) -> None:
     """Nothing waits for the device, and updates that are not finite change nothing; `good` are three batches."""
-    learner, twin = (Learner(make_agent(), config, 1000, fused=True) for _ in range(2))
+    learner, twin = (Learner(make_agent(), config, 1000, unread=True) for _ in range(2))
     first, second, third = good
     with Capturable() as mode:
         for batch in (bad, first, bad, second):

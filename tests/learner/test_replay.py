@@ -268,7 +268,7 @@ def test_replayed_rows_are_learned_from_and_not_counted(
 
 
 def test_nothing_waits_for_the_device(tiny_agent: Callable[..., TinyAgent], batch: Callable[..., Trajectory]) -> None:
-    learner = make_learner(tiny_agent(), fused=True)
+    learner = make_learner(tiny_agent(), unread=True)
     mixed = concatenate_states([mark(batch(0), False), mark(batch(1), True)])
     with Capturable() as mode:
         assert learner.update(mixed, read=False) == {}

@@ -34,7 +34,7 @@ def make(agent: Any, recorded: bool, total_steps: int = 1000, **changes: Any) ->
     """A learner whose updates are recorded, or one like it whose updates are not."""
     config = LearnerConfig(**{"device": "cpu", "learning_rate": RATE, **changes})
     if not recorded:
-        return Learner(agent, config, total_steps, fused=True)
+        return Learner(agent, config, total_steps, unread=True)
 
     def capture(function: Callable[[], None]) -> Callable[[], None]:
         before = [tensor.clone() for tensor in tensors_of(learner)]
@@ -48,7 +48,7 @@ def make(agent: Any, recorded: bool, total_steps: int = 1000, **changes: Any) ->
         return graph.replay
 
     graphs: list[EmulatedGraph] = []
-    learner = Learner(agent, config, total_steps, fused=True, capture=capture)
+    learner = Learner(agent, config, total_steps, unread=True, capture=capture)
     learner.graphs = graphs  # type: ignore[attr-defined]
     return learner
 
@@ -205,11 +205,11 @@ def test_it_is_recorded_anew_for_a_restored_state() -> None:
 
 
 def test_who_records() -> None:
-    """A single learner with the fused Adam, unless the configuration forbids it or instructions are read."""
-    fused, plain = (make(agents.make_agent(), True, cuda_graph=graph) for graph in (True, False))
-    unfused = Learner(agents.make_agent(), dataclasses.replace(fused.config), 1000, capture=fused._capture)
+    """A single learner whose updates may stay unread, unless the configuration forbids it or instructions are read."""
+    recorded, plain = (make(agents.make_agent(), True, cuda_graph=graph) for graph in (True, False))
+    read = Learner(agents.make_agent(), dataclasses.replace(recorded.config), 1000, capture=recorded._capture)
     reading = make(agents.make_agent(instruction=True), True)
-    learners = (fused, plain, unfused, reading)
+    learners = (recorded, plain, read, reading)
     assert [learner._capture is not None for learner in learners] == [True, False, False, False]
 
 
