@@ -5,13 +5,13 @@ import shlex
 from rich.console import Console
 
 from commands.options import ExportOptions
-from envs import names, parse_spec
+from envs import names, parse_spec, tasks
 from storage.errors import UserError, user_errors
 from storage.exchange import write_onnx, write_program
 from storage.files import folder_bytes
 from storage.run import Run
 from training.console import program, say
-from training.evaluation import load_trained_agent
+from training.evaluation import TrainedAgent, load_trained_agent
 from training.sharing import share
 
 WRITERS = {".onnx": write_onnx, ".pt2": write_program}
@@ -46,9 +46,19 @@ def _export_file(options: ExportOptions, run: Run, console: Console) -> None:
     with user_errors("output"):
         WRITERS[path.suffix](trained.agent, path, about)
     said = f"{path}  {path.stat().st_size / 1e6:.1f} MB"
-    made_for = trained.agent.made_for
-    name = names.gymnasium_name(*parse_spec(trained.env))
-    is_played = isinstance(made_for.actions, int) and not made_for.vocabulary  # by the example
-    if path.suffix == ".onnx" and is_played and name:
+    name = _name_for_example(trained)
+    if path.suffix == ".onnx" and name:
         said += f"; play with it: python examples/play_onnx.py {shlex.quote(str(path))} {name}"
     say(console, said)
+
+
+def _name_for_example(trained: TrainedAgent) -> str | None:
+    """The name by which `examples/play_onnx.py` makes an agent's environment; None if it cannot play the agent."""
+    # The example plays one task, with actions of a Discrete space and without instructions.
+    made_for = trained.agent.made_for
+    is_discrete = isinstance(made_for.actions, int)
+    played = tasks(trained.env)
+    if len(played) > 1 or not is_discrete or made_for.vocabulary:
+        return None
+    (task,) = played
+    return names.gymnasium_name(*parse_spec(task))

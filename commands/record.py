@@ -4,6 +4,7 @@ from rich.console import Console
 
 from commands.evaluate import load, opened_runs
 from commands.options import RecordOptions
+from envs import tasks
 from storage.errors import user_errors
 from storage.files import folder_bytes
 from training.console import counting, say_all
@@ -24,7 +25,7 @@ def record(options: RecordOptions) -> None:
     say_all(
         console,
         {
-            "environment": player.env,
+            "environment": tasks(player.env)[0],
             "episodes": str(options.episodes),
             "dataset": f"{folder}  {size / 1e6:.1f} MB",
             "read it": f'minari.load_dataset("{options.minari}")',

@@ -19,7 +19,7 @@ from actors.recorder import record_episodes
 from actors.recording import Recording
 from agent.encoders import part_shapes
 from agent.policies import Choice
-from envs import names, parse_spec, reference_scores
+from envs import names, parse_spec, reference_scores, tasks
 from storage.files import Json, flush
 from training.config import core_name
 from training.evaluation import TrainedAgent, make_evaluator
@@ -61,6 +61,8 @@ def write_dataset(
 ) -> Path:
     """Plays episodes and writes them as the Minari dataset `name`, whole or not at all; returns its folder.
 
+    If the agent is to play several tasks, it plays the first one.
+
     Observations and actions are those of the agent, pictures without loss; several parts are a tuple, and with
     instructions there is a dictionary of "observation" and "instruction", the ids of words. The infos of an episode of
     T steps are arrays [T]: see `_infos`.
@@ -75,6 +77,7 @@ def write_dataset(
         OSError: if it cannot be written.
     """
     folder = new_dataset(name)
+    player = player._replace(env=tasks(player.env)[0])
     known = interface(player.env)
     with _elsewhere() as make_visible:
         _write(name, player, known, episodes, seed, sample, progress)

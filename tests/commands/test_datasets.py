@@ -1,5 +1,6 @@
 """`compressive record`: a Minari dataset, read by Minari's own loader."""
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -104,6 +105,16 @@ def test_instructions_are_beside_what_is_seen(tmp_path: Path, cli: Commands) -> 
     np.testing.assert_array_equal(first[:-1], played.observations)
     assert len(words) == len(played.rewards) + 1
     assert (words[1:] != words[:-1]).any()
+
+
+def test_the_first_of_several_tasks_is_played(finished: tuple[Path, str], cli: Commands) -> None:
+    first, second = "rooms:small,episode_frames=64", "rooms:small,episode_frames=128"
+    said = cli.run("record", finished[0], "--minari=agent-v0", "--episodes=1", f"--env={first},{second}")
+    assert re.search(rf"^environment +{first}$", said, re.M)
+    player = load_trained_agent(Run(finished[0]), env=first)
+    (played,) = record(player.config, player.agent, 1, env=first, in_detail=False)
+    (episode,) = minari.load_dataset("agent-v0").iterate_episodes()
+    np.testing.assert_array_equal(episode.observations[:-1], played.observations)
 
 
 def test_what_is_refused(finished: tuple[Path, str], cli: Commands, datasets: Path, copied: Any) -> None:

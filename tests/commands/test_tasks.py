@@ -35,6 +35,8 @@ def test_two_tasks_from_launch_to_evaluate(tmp_path: Path, cli: Commands) -> Non
     for table in (printed, cli.run("evaluate", folder, "--episodes", "1")):
         assert [len(re.findall(rf"^ +{re.escape(task)} ", table, re.M)) for task in (first, second)] == [1, 1]
     assert "over 2 of 2 tasks" in cli.run("status", folder)
+    # No gymnasium environment has several tasks, so that the example cannot play the exported agent.
+    assert "play with it" not in cli.run("export", folder, tmp_path / "agent.pt2")
     cli.run("launch", "--local", "--resume", folder, "--frames=500", "--video-episodes=0")
     assert read_metrics(folder)[-1]["tasks/seen"] == 2
 
