@@ -62,7 +62,7 @@ def compare(options: CompareOptions, words: Sequence[str], command: str) -> None
     missing = {}
     for name, config in trials.items():
         try:
-            finished.append(read_run(folder / name, getattr(config, "env", None)))
+            finished.append(read_run(folder / name, _environments(config)))
         except UserError as error:
             missing[name] = sweep.failure(Run(folder / name)) or failed.get(name) or str(error)
             say(console, f"missing {name}: {missing[name]}", "red")
@@ -71,6 +71,11 @@ def compare(options: CompareOptions, words: Sequence[str], command: str) -> None
     _report(folder, finished, options.threshold, missing, command, console)
     if missing:
         sys.exit(1)
+
+
+def _environments(config: Any) -> str:
+    """All environments that a trial names, joined by commas: its runs may name these. Empty for sequence models."""
+    return ",".join(getattr(config, "named_environments", ()))
 
 
 def _require_no_report(folder: Path) -> None:
@@ -311,7 +316,7 @@ def _scoreboard(folder: Path, trials: dict[str, Any], command: str, console: Con
     runs = []
     for name, config in trials.items():
         with suppress(UserError):  # not begun, or no episode has ended
-            runs.append(read_run(folder / name, ",".join(config.named_environments), live=True))
+            runs.append(read_run(folder / name, _environments(config), live=True))
     if not runs:
         return
     board = scoreboard.scoreboard(runs)

@@ -201,7 +201,16 @@ def _require_fixed(config: Any, options: Any) -> None:
 
 def _is_given(name: str, words: Sequence[str]) -> bool:
     """Whether an option is among the words of a command."""
-    return any(word.partition("=")[0] == f"--{name}" for word in words)
+    return any(_option(word) == f"--{name}" for word in words)
+
+
+def _option(word: str) -> str:
+    """The option in a word such as "--eval_env=ENV", as --help spells it; any other word is returned changed alike.
+
+    tyro reads "_" in the name of an option as "-".
+    """
+    name, _, _ = word.partition("=")
+    return name.replace("_", "-")
 
 
 def _with_network(preset: str, other: RunConfig) -> RunConfig:
@@ -285,7 +294,7 @@ def _require_once(kind: Any, words: Sequence[str]) -> None:
 
     Options of a comparison may be: `make compare ARGS='--seeds 0'` is meant to take the place of its own seeds.
     """
-    typed = [word.partition("=")[0].replace("_", "-") for word in words]
+    typed = [_option(word) for word in words]
     for name, hint in _options(kind):
         times = typed.count(f"--{name}")
         if typing.get_origin(hint) is tuple and times > 1:

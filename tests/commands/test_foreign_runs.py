@@ -8,8 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from commands.parsing import parse_launch
 from envs import foreign_code, require_consent
 from storage import checkpoints
+from storage.errors import UserError
 from storage.run import Run
 from tests.commands.cli import SMALL, Commands, saved_steps
 from training import sweep
@@ -88,6 +90,27 @@ def test_stages_of_a_foreign_run_need_a_permission(copied: Callable[..., Path], 
     cli.refuse("compare", "--resume", tmp_path / "sweep", words=told)
     cli.run("evaluate", folder, "--episodes=1")
     assert not (tmp_path / "executed").exists()
+
+
+def test_a_sweep_that_is_evaluated_elsewhere(copied: Callable[..., Path], tmp_path: Path, cli: Commands) -> None:
+    """Its report needs no more permissions than its training did: `--eval-env` may run code as well as `--env`."""
+    run = copied("run", eval_env=WALK)
+    trials = {"a": read_config(Run(run), RunConfig)}
+    folder = tmp_path / "sweep"
+    sweep.begin(folder, trials, "compressive compare")
+    shutil.move(run, folder / "a")
+    cli.refuse("compare", "--resume", folder, words=f"--allow {WALK!r}")
+    assert "missing" not in cli.run("compare", "--resume", folder, "--allow", WALK)
+    assert (folder / "report.html").is_file()
+
+
+@pytest.mark.parametrize("option", ["--eval-env", "--eval_env"])
+def test_what_is_typed_is_allowed_in_either_spelling(option: str, copied: Callable[..., Path]) -> None:
+    run = copied("run", eval_env=WALK)
+    words = ["--local", "--resume", str(run), "--frames=9000"]
+    with pytest.raises(UserError, match="can run any code"):
+        parse_launch(words)
+    assert parse_launch([*words, option, WALK]).eval_env == WALK
 
 
 def test_code_that_the_user_allows_by_name(tmp_path: Path, cli: Commands) -> None:
