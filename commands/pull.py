@@ -1,5 +1,6 @@
 """`compressive pull`: an agent of the Hugging Face Hub, or of any fsspec URL, as a folder of this machine."""
 
+import shlex
 from pathlib import Path
 
 from rich.console import Console
@@ -36,4 +37,4 @@ def pull(options: PullOptions) -> None:
     size = folder_bytes(folder)
     rows = {"environment": config.env, "steps": f"{checkpoint.step:,}", "folder": f"{folder}  {size / 1e6:.1f} MB"}
     say_all(console, rows)
-    say(console, f"play with it: {program()} visualize {folder}")
+    say(console, f"play with it: {program()} visualize {shlex.quote(str(folder))}")

@@ -134,6 +134,7 @@ def test_a_run_behind_any_url(
         cli.refuse("pull", url, tmp_path / "pulled", words=[f"{url} has ", "bytes, expected at most 1000"])
     (evaluated,) = json.loads(cli.run("evaluate", url, "--episodes=2", "--json"))
     assert evaluated["run"] == url
+    assert cli.run("pull", url, tmp_path / "pulled here").endswith(f"visualize '{tmp_path}/pulled here'\n")
     cli.run("pull", url, tmp_path / "pulled")
     assert checkpoints.load_latest(tmp_path / "pulled").step == checkpoints.load_latest(source).step
     cli.refuse("pull", "s3://me:secret@bucket/run", tmp_path / "other", words="URL without a password")
