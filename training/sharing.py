@@ -1,7 +1,6 @@
 """A trained agent as others get it: a small folder in half precision, which can be played but not resumed."""
 
 import dataclasses
-import json
 import os
 from pathlib import Path
 
@@ -11,7 +10,7 @@ from torch import Tensor
 from agent.actor_critic import own_weights
 from envs import untaught
 from storage import checkpoints
-from storage.files import JSON_BYTES, read_regular
+from storage.files import JSON_BYTES, Json, format_json, read_regular
 from storage.metrics import sample_metrics
 from storage.run import Run
 from training.config import RunConfig
@@ -19,7 +18,7 @@ from training.plain import read_config, to_plain
 from training.trust import checkpoint_place
 
 ROWS = 200
-"""Rows of metrics, at equal distances, for the curves."""
+"""Most rows of metrics, for the curves."""
 
 
 def share(run: Run, folder: Path, allow: str | None = None) -> None:
@@ -30,33 +29,51 @@ def share(run: Run, folder: Path, allow: str | None = None) -> None:
 
     Raises:
         FileExistsError: if the folder exists.
-        FileNotFoundError, ValueError, OSError, StorageError: if the run cannot be read, or the folder not be written.
+        FileNotFoundError, ValueError, OSError, StorageError: if the run cannot be read, or the folder not written to.
     """
     # All is read before anything is written.
     config = read_config(run)
     checkpoint = checkpoints.load_latest(checkpoint_place(config, run, allow))
-    rows = sample_metrics(run.path)
-    others = [file for file in (run.evaluation_file(), run.launches_file) if os.path.lexists(file)]
-    kept_as_they_are = {file.name: read_regular(file, JSON_BYTES) for file in others}
-    weights = {name: _compact(tensor) for name, tensor in own_weights(checkpoint.parts["weights"]).items()}
+    rows = _at_equal_distances(sample_metrics(run.path))
+    copies: dict[str, bytes] = {}
+    for file in (run.evaluation_file(), run.launches_file):
+        # A link is not followed: `read_regular` raises an error for it, also for one that leads nowhere.
+        if os.path.lexists(file):
+            copies[file.name] = read_regular(file, JSON_BYTES)
+    weights = {}
+    for name, tensor in own_weights(checkpoint.parts["weights"]).items():
+        weights[name] = _compact(tensor)
 
     target = Run(folder)
     folder.mkdir(parents=True)
     plain = to_plain(_alone(config)) | {"checkpoint_url": None}
     target.write_config(plain)
     checkpoints.save(folder, checkpoint.step, {"weights": weights}, {"config": plain})
-    kept = {round(index * (len(rows) - 1) / (ROWS - 1)) for index in range(ROWS)} if rows else ()
-    lines = (json.dumps(rows[index]) for index in sorted(kept))
-    target.metrics_file.write_text("".join(f"{line}\n" for line in lines))
-    for name, content in kept_as_they_are.items():
+    lines = [f"{format_json(row)}\n" for row in rows]
+    target.metrics_file.write_text("".join(lines))
+    for name, content in copies.items():
         (folder / name).write_bytes(content)
+
+
+def _at_equal_distances(rows: list[Json]) -> list[Json]:
+    """`ROWS` of the rows, the first and the last included; all rows if there are no more than that."""
+    if len(rows) <= ROWS:
+        return rows
+    kept = []
+    for number in range(ROWS):
+        index = round(number * (len(rows) - 1) / (ROWS - 1))
+        kept.append(rows[index])
+    return kept
 
 
 def _alone(config: RunConfig) -> RunConfig:
     """The configuration without a teacher, whose weights are left out, and without the path of an earlier run."""
     learner = dataclasses.replace(config.learner, teacher_cost=0.0, teacher_cost_end=None)
-    stages = tuple(stage.replace(env, untaught(env)) for stage, env in zip(config.stages, config.environments))
-    return dataclasses.replace(config, learner=learner, env=untaught(config.env), stages=stages, from_run=None)
+    # Only the environment of a stage is changed, not its condition. `environments` has that of the run as well.
+    stages = []
+    for stage, env in zip(config.stages, config.environments):
+        stages.append(stage.replace(env, untaught(env)))
+    return dataclasses.replace(config, learner=learner, env=untaught(config.env), stages=tuple(stages), from_run=None)
 
 
 def _compact(tensor: Tensor) -> Tensor:
@@ -68,5 +85,7 @@ def _compact(tensor: Tensor) -> Tensor:
     if tensor.dtype != torch.float32 or not tensor.numel():
         return tensor
     half = torch.finfo(torch.float16)
-    fits = half.smallest_normal <= tensor.abs().max() <= half.max
-    return tensor.to(torch.float16) if fits else tensor
+    largest = tensor.abs().max()
+    if not half.smallest_normal <= largest <= half.max:
+        return tensor
+    return tensor.to(torch.float16)

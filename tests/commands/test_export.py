@@ -98,6 +98,22 @@ def test_long_curves_are_thinned(
     assert (steps[0], steps[-1]) == (0, rows - 1)
 
 
+def test_shared_metrics_are_json_that_every_reader_takes(
+    tmp_path: Path, cli: Commands, copied: Callable[..., Path]
+) -> None:
+    """A metric that is not finite is null there, as in the run: NaN is no JSON."""
+
+    def refuse(constant: str) -> None:
+        raise AssertionError(f"{constant} is no JSON")
+
+    run = copied()
+    with (run / "metrics.jsonl").open("a") as file:
+        file.write(json.dumps({"step": 10**6, "time": 0.0, "loss/total": None}) + "\n")
+    cli.run("export", run, tmp_path / "small")
+    rows = [json.loads(line, parse_constant=refuse) for line in (tmp_path / "small/metrics.jsonl").open()]
+    assert rows[-1] == {"step": 10**6, "time": 0.0, "loss/total": None}
+
+
 @pytest.mark.skipif(importlib.util.find_spec("onnxscript") is None, reason="needs the extra onnx")
 def test_an_agent_is_exported_for_onnxruntime(
     finished: tuple[Path, str], tmp_path: Path, cli: Commands, monkeypatch: pytest.MonkeyPatch
