@@ -148,7 +148,7 @@ def page_data(run: Run, rows: list[dict[str, Any]]) -> dict[str, Any]:
         "main": MAIN[kind],
         "charts": charts(config, rows, axes, summary, evaluation.score),
         "tasks": task_charts(rows, names, axes),
-        "compression": [{**line, "name": f"layer {i}"} for i, line in enumerate(curves(rows, layers, axes), 1)],
+        "compression": compression_curves(rows, layers, axes),
         "compressibility": [last_tenth(rows, name) for name in layers],
         "evaluation": evaluation.in_words,
         "evaluations": evaluations(kind, rows, counter),
@@ -321,6 +321,16 @@ def evaluated(kind: str) -> str:
     return "evaluation/return" if kind == "launch" else "valid/nll"
 
 
+def compression_curves(
+    rows: list[dict[str, Any]], layers: Sequence[str], axes: Mapping[str, np.ndarray]
+) -> list[dict[str, Any]]:
+    """The compression losses of `layers`, the names of these metrics, as `curves` with the number of each layer."""
+    found = []
+    for layer, line in enumerate(curves(rows, layers, axes), 1):
+        found.append({**line, "name": f"layer {layer}"})
+    return found
+
+
 def column(rows: list[dict[str, Any]], name: str) -> np.ndarray:
     """A metric in all rows [N], NaN where it is missing."""
     return np.array([row.get(name, math.nan) for row in rows], dtype=float)
@@ -337,31 +347,54 @@ def curves(rows: list[dict[str, Any]], names: Sequence[str], axes: Mapping[str, 
         has = np.array([name in row for row in rows], dtype=bool) & np.isfinite(axes["x"])
         if not has.any():
             continue
-        line: dict[str, Any] = {"name": name.replace("valid/", "validation ").rpartition("/")[2].replace("_", " ")}
+        line: dict[str, Any] = {"name": _legend(name)}
         kept = {axis: places[has] for axis, places in axes.items()}
-        if name.startswith("episode/"):
-            line["name"] = f"training: {line['name']}"
-        elif name in ("loss/nll", "valid/nll"):
-            line["name"] = "training loss" if name == "loss/nll" else "validation loss"
-        elif name.startswith("evaluation/"):
-            line |= {"name": f"evaluation: {line['name']}", "exact": True}
-            kept |= {end: column(rows, f"{name}_{end}")[has] for end in ("low", "high")}
+        if name.startswith("evaluation/"):
+            line["exact"] = True
+            for end in ("low", "high"):
+                kept[end] = column(rows, f"{name}_{end}")[has]
         found.append({**line, **points(column(rows, name)[has], **kept)})
     return found
 
 
+def _legend(name: str) -> str:
+    """How a chart calls a metric: the last part of its name, and where that was measured if a chart may have both."""
+    if name == "loss/nll":
+        return "training loss"
+    if name == "valid/nll":
+        return "validation loss"
+    group, _, own_name = name.rpartition("/")
+    words = own_name.replace("_", " ")
+    if group == "valid":
+        return f"validation {words}"
+    if group == "episode":
+        return f"training: {words}"
+    if group == "evaluation":
+        return f"evaluation: {words}"
+    return words
+
+
 def references(config: Any, summary: Mapping[str, Any]) -> dict[str, list[dict[str, Any]]]:
     """Lines to compare with, by the title of the chart: chance, random actions, oracle, human, fitted predictors."""
-    if config.kind != "launch":
-        kind = KIND[config.kind]
-        lines = []
-        for name, field in kind.references.items():
-            value = summary.get(field)
-            if type(value) is float and math.isfinite(value):
-                lines.append({"name": name, "value": value})
-        (title,) = (title for title, chart in CHARTS.items() if kind.scales[0].curve in chart.metrics)
-        return {title: lines}
+    if config.kind == RunConfig.kind:
+        return _references_of_agent(config)
+    return _references_of_model(config.kind, summary)
 
+
+def _references_of_model(kind: str, summary: Mapping[str, Any]) -> dict[str, list[dict[str, Any]]]:
+    """The scores of predictors without a network, which the evaluation of a sequence model has beside its own."""
+    lines = []
+    for name, field in KIND[kind].references.items():
+        value = summary.get(field)
+        if type(value) is float and math.isfinite(value):
+            lines.append({"name": name, "value": value})
+    # They are in the unit of the preferred scale, and belong to the chart that shows its curve.
+    curve = KIND[kind].scales[0].curve
+    return {title: lines for title, chart in CHARTS.items() if curve in chart.metrics}
+
+
+def _references_of_agent(config: RunConfig) -> dict[str, list[dict[str, Any]]]:
+    """Scores of random actions, an oracle and people, and of guesses where there is a choice of two."""
     found: dict[str, list[dict[str, Any]]] = {"return": []}
     # In stages, scores are those of several environments.
     if not config.stages:
@@ -381,8 +414,10 @@ def lines_of(specs: Sequence[str]) -> list[dict[str, Any]]:
     with contextlib.suppress(*DAMAGE):
         scores = [reference_scores(spec) for spec in specs]
         for name in ("random", "memoryless", "oracle", "human"):
-            if None not in (values := [score[name] for score in scores]):
-                found.append({"name": name, "value": float(np.mean(np.array(values, float)))})
+            values = [score[name] for score in scores]
+            if None not in values:
+                over_tasks = np.mean(np.array(values, float))
+                found.append({"name": name, "value": float(over_tasks)})
     return found
 
 
@@ -404,7 +439,9 @@ def _evaluated_cell(value: float, low: float, high: float, is_share: bool) -> di
     unit = ""
     if is_share:
         unit = " %"
-        value, low, high = 100 * value, 100 * low, 100 * high
+        value = 100 * value
+        low = 100 * low
+        high = 100 * high
     text = "-" if math.isnan(value) else f"{value:.4g}{unit}"
     if math.isnan(low):
         return {"text": text, "small": ""}
@@ -426,7 +463,9 @@ def evaluations(kind: str, rows: list[dict[str, Any]], counter: str) -> dict[str
     for row in measured:
         cells: list[Any] = [quantity(row.get(counter, math.nan))]
         for name in columns:
-            value, low, high = (row.get(f"{name}{end}", math.nan) for end in ("", "_low", "_high"))
+            value = row.get(name, math.nan)
+            low = row.get(f"{name}_low", math.nan)
+            high = row.get(f"{name}_high", math.nan)
             cells.append(_evaluated_cell(value, low, high, is_share=name.endswith("correct_choices")))
         body.append(cells)
     unit = "frames" if kind == "launch" else "steps"
@@ -454,19 +493,26 @@ def launch_facts(launch: Mapping[str, Any]) -> dict[str, str]:
 
 def stages(config: RunConfig, rows: list[dict[str, Any]], counter: str) -> list[dict[str, Any]]:
     """The stages that a run has begun: what they are, and from how many frames to how many; none if it has one."""
+    if not config.stages:
+        return []
     found: list[dict[str, Any]] = []
+    begin = 0.0
     for stage, text in enumerate((*config.stages, config.env), 1):
         frames = [row[counter] for row in rows if row.get("stage") == stage and row.get(counter, math.nan) >= 0]
-        if config.stages and frames:
-            begin = found[-1]["to"] if found else 0.0
-            found.append({"name": text, "from": begin, "to": max(frames), "span": quantity(max(frames) - begin)})
+        if frames:
+            end = max(frames)
+            found.append({"name": text, "from": begin, "to": end, "span": quantity(end - begin)})
+            begin = end
     return found
 
 
 def last_tenth(rows: list[dict[str, Any]], name: str) -> float | None:
     """Mean of a metric over the last tenth of its rows."""
     values = np.array([row[name] for row in rows if name in row], dtype=float)
-    return rounded(np.array([mean(values[-max(1, len(values) // 10) :])]))[0]
+    count = max(1, len(values) // 10)
+    latest = mean(values[-count:])
+    (value,) = rounded(np.array([latest]))
+    return value
 
 
 def _bucket_sums(layer: Attention, steps: np.ndarray, kinds: Sequence[str], buckets: Mapping[str, int]) -> list[float]:
@@ -526,8 +572,13 @@ def attention_by_bucket(recordings: Sequence[Recording]) -> dict[str, Any]:
 
 def _full(recording: Recording) -> np.ndarray:
     """[T] whether all slots of older memory and memory hold something of the episode, in every layer."""
-    held = [(layer.steps[:, : sum(layer.sizes[:2]), 0] >= 0).all(axis=1) for layer in recording.attention]
-    return np.all(held, axis=0)
+    full_layers = []
+    for layer in recording.attention:
+        older, memory, _ = layer.sizes  # the last is the segment, which is never full but at its last step
+        first_steps = layer.steps[:, : older + memory, 0]
+        is_held = first_steps >= 0
+        full_layers.append(is_held.all(axis=1))
+    return np.all(full_layers, axis=0)
 
 
 def media(run: Run, page: Path, embed: bool = True) -> dict[str, Any]:
@@ -569,11 +620,21 @@ def pages_of(run: Run, page: Path) -> list[dict[str, str]]:
 
 def pages_about(folder: Path, page: Path) -> list[dict[str, str]]:
     """The report of the run in a folder and the comparison around it, as links from another page, if they exist."""
-    run = folder.resolve()
-    marks = {"the run's report": Run(run).config_file, "comparison with other runs": run.parent / "report"}
-    found = {name: mark.parent / "report.html" for name, mark in marks.items() if mark.exists()}
-    others = {name: path for name, path in found.items() if path.is_file() and path != page.resolve()}
-    return [{"name": name, "link": _link(path, page)} for name, path in others.items()]
+    # Any folder may have a report.html. These are ours, because beside them is what they are about.
+    run = Run(folder.resolve())
+    around = run.path.parent
+    reports = {}
+    if run.config_file.exists():
+        reports["the run's report"] = run.report
+    if (around / "report").exists():  # the tables and figures of a comparison
+        reports["comparison with other runs"] = around / "report.html"
+
+    links = []
+    for name, path in reports.items():
+        is_page_itself = path == page.resolve()
+        if path.is_file() and not is_page_itself:
+            links.append({"name": name, "link": _link(path, page)})
+    return links
 
 
 def _link(path: Path, page: Path) -> str:

@@ -4,10 +4,9 @@ It also shows runs that are not finished, by the last scores of their training, 
 looked at on the way. `scoreboard` computes, `as_table` and `costs_table` are for pages, `as_files` for other programs.
 """
 
-import json
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -22,7 +21,7 @@ from reports.comparison_page import FOLDER, cell_text, to_csv
 from reports.pages import write_page
 from reports.statistics import interquartile_mean, mean
 from reports.tables import significant
-from storage.files import replacing
+from storage.files import format_json, replacing
 from training.config import RunConfig
 from training.console import quantity
 from training.factories import make_agent
@@ -96,17 +95,29 @@ def scoreboard(runs: Sequence[FinishedRun]) -> Scoreboard:
             others = [other.score for name, other in found.items() if name != variant]
             cells[task, variant] = replace(cell, best=_is_best(cell.score, others))
 
-    overall = {}
-    known = [task for task in tasks if any(cells[task, name].normalised for name in variants if (task, name) in cells)]
+    costs = {}
     for variant in variants:
-        scores = [np.array(cells[task, variant].normalised) for task in known if (task, variant) in cells]
-        if len(known) > 1 and len(scores) == len(known) and all(len(of_task) for of_task in scores):
+        costs[variant] = _cost([run for run in runs if run.variant == variant])
+    return Scoreboard(tasks, variants, cells, _overall(cells, variants), costs)
+
+
+def _overall(cells: Mapping[tuple[str, str], Cell], variants: Sequence[str]) -> dict[str, Estimate]:
+    """The scores of variants over all tasks; see `Scoreboard`. There are none of a single task."""
+    # Tasks whose best scores are known: there, runs have scores in percent of these.
+    known = dict.fromkeys(task for (task, _), cell in cells.items() if cell.normalised)
+    if len(known) < 2:
+        return {}
+    overall = {}
+    for variant in variants:
+        own = [cells[task, variant] for task in known if (task, variant) in cells]
+        scores = [np.array(cell.normalised) for cell in own if cell.normalised]
+        if len(scores) == len(known):
             overall[variant] = estimate(interquartile_mean, scores)
-    costs = {variant: _cost([run for run in runs if run.variant == variant]) for variant in variants}
-    return Scoreboard(tasks, variants, cells, overall, costs)
+    return overall
 
 
 def _cell(runs: Sequence[FinishedRun]) -> Cell:
+    """A variant on a task, by its runs there; `best` is only known beside the others."""
     scores = np.array([run.summary["return.mean"] for run in runs])
     score = estimate(mean, [scores])
     if len(runs) == 1:
@@ -161,7 +172,8 @@ def write_scoreboard(folder: Path, board: Scoreboard, command: str) -> Path:
     for name, content in as_files(board).items():
         with replacing(beside / name) as temporary:
             temporary.write_bytes(content)
-    finished, runs = (sum(getattr(cell, name) for cell in board.cells.values()) for name in ("finished", "runs"))
+    finished = sum(cell.finished for cell in board.cells.values())
+    runs = sum(cell.runs for cell in board.cells.values())
     data = {
         "title": f"{len(board.tasks)} tasks, {len(board.variants)} variants",
         "about": f"{finished} of {runs} runs are finished",
@@ -193,7 +205,8 @@ def as_table(board: Scoreboard) -> dict[str, Any]:
             shown = {"text": f"{mean_score.value:.1f}", "small": _interval(mean_score)} if mean_score else "-"
             last.append(shown)
         rows.append(last)
-    return {"head": ["task", *map(REFERENCES.get, named), *board.variants], "rows": rows}
+    titles = [REFERENCES[name] for name in named]
+    return {"head": ["task", *titles, *board.variants], "rows": rows}
 
 
 def _shown(cell: Cell) -> dict[str, Any]:
@@ -240,12 +253,14 @@ def as_files(board: Scoreboard) -> dict[str, bytes]:
                 "state_bytes": cost.state,
             }
         )
-    plain = [{name: None if value != value else value for name, value in row.items()} for row in rows]
-    return {
-        "scoreboard.csv": to_csv(rows).encode(),
-        "scoreboard.json": (json.dumps(plain, indent=1) + "\n").encode(),
-        "scoreboard.md": "\n\n".join(map(_markdown, (as_table(board), costs_table(board)))).encode() + b"\n",
+    scores = _markdown(as_table(board))
+    costs = _markdown(costs_table(board))
+    texts = {
+        "scoreboard.csv": to_csv(rows),
+        "scoreboard.json": f"{format_json(rows, indent=1)}\n",
+        "scoreboard.md": f"{scores}\n\n{costs}\n",
     }
+    return {name: text.encode() for name, text in texts.items()}
 
 
 def _markdown(table: dict[str, Any]) -> str:
@@ -256,5 +271,8 @@ def _markdown(table: dict[str, Any]) -> str:
             cell = {**cell, "text": f"**{cell['text']}**"}
         return cell_text(cell).replace("  ", " ")
 
-    lines = [table["head"], ["---"] * len(table["head"]), *(list(map(text, row)) for row in table["rows"])]
+    head = table["head"]
+    lines = [head, ["---"] * len(head)]
+    for row in table["rows"]:
+        lines.append([text(cell) for cell in row])
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)

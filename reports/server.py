@@ -74,14 +74,21 @@ class Watch(ThreadingHTTPServer):
     """A server on 127.0.0.1 of the runs in a folder; `serve_forever` runs it.
 
     Port 0 is any that is free; one that is in use raises an OSError. For `allow` see `reports.comparison.read_run`.
+
+    Attributes:
+        pages: by address, what the page was made of and the page.
+        curves: by the path of a run, what its learning curve was read from and the curve.
+        rendering: is held while pages are made, so that browsers that ask at once do not make the same page twice.
     """
 
     daemon_threads = True
 
     def __init__(self, folder: Path, port: int, allow: str | None = None) -> None:
         super().__init__(("127.0.0.1", port), _Handler)
-        self.folder, self.allow = folder, allow
-        self.rendering, self.pages = threading.Lock(), dict[str, tuple[Any, str]]()
+        self.folder = folder
+        self.allow = allow
+        self.rendering = threading.Lock()
+        self.pages = dict[str, tuple[Any, str]]()
         self.curves = dict[Path, tuple[Any, list[tuple[float, float]]]]()
 
     @property
@@ -92,9 +99,11 @@ class Watch(ThreadingHTTPServer):
         """A page, made anew if a file of its runs, or what uses them, has changed."""
         state = [(str(run), run.in_use, *map(_changed, _files(run))) for run in runs]
         with self.rendering:
-            if self.pages.get(address, [None])[0] != state:
-                self.pages[address] = state, make()
-            return self.pages[address][1]
+            state_before, page = self.pages.get(address, (None, ""))
+            if state_before != state:
+                page = make()
+                self.pages[address] = state, page
+            return page
 
     def overview(self) -> str:
         """The page of all runs."""
@@ -161,7 +170,8 @@ class Watch(ThreadingHTTPServer):
                 runs.append(run)
 
         def make() -> str:
-            found, missing = [], {}
+            found = []
+            missing = {}
             for run in runs:
                 try:
                     found.append(read_run(run.path, self.allow, live=True))
@@ -268,8 +278,10 @@ class _Handler(BaseHTTPRequestHandler):
             query = urllib.parse.parse_qs(address.query, keep_blank_values=True, errors="surrogateescape")
             if found := self._page(path, query):
                 return self._answer(found.encode(), MIME_TYPES[".html"], OWN_POLICY)
-            if not self._file(path):
-                self.send_error(HTTPStatus.NOT_FOUND, "no such run, page or video")
+            file = self._file(path)
+            if file is None:
+                return self.send_error(HTTPStatus.NOT_FOUND, "no such run, page or video")
+            self._send(file)
         except (BrokenPipeError, ConnectionResetError):
             pass  # the page was closed
         except Exception as error:  # a run can be damaged in any way; the others are shown still
@@ -278,29 +290,41 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _page(self, path: str, query: dict[str, list[str]]) -> str:
         """A page of ours; empty if the path is not that of one."""
-        server, runs = self.server, find_runs(self.server.folder)
+        server = self.server
+        runs = find_runs(server.folder)
+        # The folder may itself be a run, which is then "."; otherwise its page is about all runs in it.
         if path == "" and "." not in runs:
             if "kind" not in query or "data" not in query:
                 return server.overview()
-            (kind, *_), (data, *_) = query["kind"], query["data"]
+            kind = query["kind"][0]
+            data = query["data"][0]
             folder = query["folder"][0] if "folder" in query else None
-            of, make = server.comparison(kind, data, folder)
-            return server.page(f"{kind} {data} {folder}", of, make)
+            compared_runs, make = server.comparison(kind, data, folder)
+            return server.page(f"{kind} {data} {folder}", compared_runs, make)
+
+        # Only with a "/" behind the name of a run, links of its page lead into its folder.
+        is_report = path in ("", "report.html") or path.endswith(("/", "/report.html"))
         name = path.removesuffix("report.html").removesuffix("/") or "."
-        if name not in runs or not (path in ("", "report.html") or path.endswith(("/", "/report.html"))):
+        if not is_report or name not in runs:
             return ""
         return server.page(name, [runs[name]], lambda: server.report(name, runs[name]))
 
-    def _file(self, path: str) -> bool:
-        """Sends a page or video that a run has in its folder `videos`; whether there is one."""
+    def _file(self, path: str) -> Path | None:
+        """The page or video at a path, which a run has in its folder `videos`; None if there is none."""
+        # With "./" before it, the path of a video of the run "." has the same form as that of others.
         name, _, file = f"./{path}".rpartition("/videos/")
         run = find_runs(self.server.folder).get(name.removeprefix("./") or ".")
-        kind = MIME_TYPES.get(Path(file).suffix)
-        if run is None or kind is None or run.videos.is_symlink() or not run.videos.is_dir():
-            return False
-        if file not in os.listdir(run.videos):
-            return False
-        with os.fdopen(open_regular(run.videos / file), "rb") as opened:
+        if run is None or Path(file).suffix not in MIME_TYPES:
+            return None
+        # Nothing outside of the folder is sent: it is no link, and the file is one of its own names, not a path.
+        if run.videos.is_symlink() or not run.videos.is_dir() or file not in os.listdir(run.videos):
+            return None
+        return run.videos / file
+
+    def _send(self, file: Path) -> None:
+        """Sends a file, or the part of it that is asked for."""
+        kind = MIME_TYPES[file.suffix]
+        with os.fdopen(open_regular(file), "rb") as opened:
             size = os.fstat(opened.fileno()).st_size
             part = _requested_part(self.headers.get("Range", ""), size)
             if part:
@@ -313,7 +337,6 @@ class _Handler(BaseHTTPRequestHandler):
             self._begin(end - begin, kind, FOREIGN_POLICY, content_range)
             for place in range(begin, end, BLOCK):  # not at once: a file of a stranger may be larger than the memory
                 self.wfile.write(opened.read(min(BLOCK, end - place)))
-        return True
 
     def _answer(self, content: bytes, kind: str, policy: str) -> None:
         self._begin(len(content), kind, policy)
