@@ -60,8 +60,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if name in ("-h", "--help", "help"):
             print(USAGE, end="")
         elif name == "--version":
-            versions = [found.version for found in distributions(name="compressive-impala")]
-            print("compressive", *(versions[:1] or ["(not installed)"]))  # it is not in a Ray job
+            print("compressive", _version())
         else:
             _run(name, words)
         sys.stdout.flush()
@@ -81,10 +80,18 @@ def main(arguments: Sequence[str] | None = None) -> None:
         from envs import EnvironmentFailed, WrongOutput
         from learner.errors import LearnersLost
 
-        cause = getattr(error, "cause", error)  # of an error of Ray, whose own message is a traceback
         if not isinstance(error, EnvironmentFailed | ClusterError | LearnersLost | FloatingPointError):
             raise
-        _fail(str(cause), 2 if isinstance(cause, WrongOutput) else 1)
+        cause = getattr(error, "cause", error)  # of an error of Ray, whose own message is a traceback
+        status = 2 if isinstance(cause, WrongOutput) else 1
+        _fail(str(cause), status)
+
+
+def _version() -> str:
+    """The version that is installed. A Ray job runs from a folder, without an installation."""
+    for installed in distributions(name="compressive-impala"):
+        return installed.version
+    return "(not installed)"
 
 
 def _run(name: str, words: list[str]) -> None:
@@ -93,9 +100,10 @@ def _run(name: str, words: list[str]) -> None:
         for close in difflib.get_close_matches(name, COMMANDS, 1):
             hint = f"perhaps you meant {close}"
         raise UserError(f"expected a command out of {', '.join(COMMANDS)}, got {name!r} ({hint})")
+    # Options are read before the module of the command is imported, which needs torch.
     from commands.parsing import parse_command
 
-    options = parse_command(name, words)  # before the module of the command is imported, which needs torch
+    options = parse_command(name, words)
 
     from envs.caches import ensure_cache_folder
 

@@ -34,19 +34,28 @@ def evaluate(options: EvaluateOptions) -> None:
             require_output(options.video)
     with opened_runs(options.runs, console) as runs:
         players = [load(run, options, console, options.env) for run in runs]  # all, before any plays
-        evaluated = []
-        for name, player in zip(options.runs, players):
-            run, config, agent, env, checkpoint = player
-            count = options.episodes * len(tasks(env))
-            shown = name if is_url(name) else run.name
-            with counting(console, f"playing {shown}", count, "episodes") as progress:
-                episodes = play(config, agent, options.episodes, options.seed, not options.greedy, env, progress)
-            place = str(checkpoint.path).replace(str(run), name) if is_url(name) else str(checkpoint.path)
-            about = {"run": name, "checkpoint": place, "core": core_name(config)}
-            evaluated.append(about | summarize(episodes, env))
+        evaluated = [_play(player, name, options, console) for player, name in zip(players, options.runs)]
     if options.video:
         _film(players[0], options, options.video, console)
     _print(evaluated, options, console)
+
+
+def _play(player: TrainedAgent, name: str, options: EvaluateOptions, console: Console) -> dict[str, Any]:
+    """The summary of episodes that an agent plays. `name`: of its run, as the user typed it."""
+    env = player.env
+    shown = player.run.name
+    checkpoint = str(player.checkpoint.path)
+    # The run of a URL is a copy in a temporary folder, which says nothing to the user.
+    if is_url(name):
+        shown = name
+        checkpoint = checkpoint.replace(str(player.run), name)
+
+    count = options.episodes * len(tasks(env))
+    sample = not options.greedy
+    with counting(console, f"playing {shown}", count, "episodes") as progress:
+        episodes = play(player.config, player.agent, options.episodes, options.seed, sample, env, progress)
+    about = {"run": name, "checkpoint": checkpoint, "core": core_name(player.config)}
+    return about | summarize(episodes, env)
 
 
 def _film(player: TrainedAgent, options: EvaluateOptions, video: Path, console: Console) -> None:

@@ -34,29 +34,18 @@ from training.trust import permissions
 
 def launch(options: LaunchOptions) -> None:
     """Runs the command."""
-    config, console = options.config, Console()
+    console = Console()
     torch.set_num_threads(options.threads)
-    path = options.run or Path("runs") / f"{time.strftime('%Y%m%d-%H%M%S')}-{core_name(config)}"
-    run = Run(path if options.new_folder else str(options.resume))
+    run = Run(_folder(options))
     _require_lasting(run)
-    with Busy(console, "preparing the environment (compiled once, then cached)"), user_errors():
-        limit_calls(config.actors.step_seconds)
-        env = prepare(config.env, options.skip_missing_levels and not options.resume)
-        if left_out := set(tasks(config.env)) - set(tasks(env)):
-            say(console, f"left out, because they cannot be played here: {', '.join(sorted(left_out))}")
-        config = dataclasses.replace(config, env=env)
-        for other in config.named_environments:
-            if other != env:
-                prepare(other)
-        trainer = Trainer(config, run, options.in_process)
-        new = options.resume is None
-        if new:
-            trainer.inherit(options.allow)
+    trainer = _prepare(options, run, console)
+
+    is_new = options.resume is None
+    tell = functools.partial(say, console)
+    describe = functools.partial(_describe, options, trainer, console)
     with (
         run.claim(options.new_folder, lambda: bool(trainer.saved)),
-        trainer.opened(
-            new, options.again, functools.partial(say, console), lambda: _describe(options, trainer, console)
-        ),
+        trainer.opened(is_new, options.again, tell, describe),
     ):
         begin = time.monotonic()
         with (
@@ -69,6 +58,34 @@ def launch(options: LaunchOptions) -> None:
             say(console, f"stopped at {quantity(trainer.frames)} frames; resume with: {options.again(run.path)}")
             sys.exit(128 + stop.signal)
         _finish(trainer, time.monotonic() - begin, console)
+
+
+def _folder(options: LaunchOptions) -> Path | str:
+    """The folder of the run: that of the run to resume, or a new one, named after date, time and core by default."""
+    if not options.new_folder:
+        return str(options.resume)
+    name = f"{time.strftime('%Y%m%d-%H%M%S')}-{core_name(options.config)}"
+    return options.run or Path("runs") / name
+
+
+def _prepare(options: LaunchOptions, run: Run, console: Console) -> Trainer:
+    """The trainer of the run, with its environments and the weights to start from. Nothing is written yet."""
+    config = options.config
+    with Busy(console, "preparing the environment (compiled once, then cached)"), user_errors():
+        limit_calls(config.actors.step_seconds)
+        env = prepare(config.env, options.skip_missing_levels and not options.resume)
+        left_out = set(tasks(config.env)) - set(tasks(env))
+        if left_out:
+            say(console, f"left out, because they cannot be played here: {', '.join(sorted(left_out))}")
+        config = dataclasses.replace(config, env=env)
+        for other in config.named_environments:
+            if other != env:
+                prepare(other)
+
+        trainer = Trainer(config, run, options.in_process)
+        if options.resume is None:
+            trainer.inherit(options.allow)
+        return trainer
 
 
 def _require_lasting(run: Run) -> None:
@@ -128,8 +145,12 @@ def _ray(options: LaunchOptions, trainer: Trainer, console: Console) -> contextl
     from training.cluster import start_ray
 
     config = trainer.config
-    # Actors may outnumber the cores: the operating system shares these better than an idle queue does.
-    cpus = max(os.cpu_count() or 1, config.actors.num_actors + (config.learners if config.learners > 1 else 0))
+    # Actors may outnumber the cores: the operating system shares these better than an idle queue does. A single learner
+    # is in this process.
+    processes = config.actors.num_actors
+    if config.learners > 1:
+        processes += config.learners
+    cpus = max(os.cpu_count() or 1, processes)
     # Of unrolls in flight, and of two batches: one is learned from, the next is received.
     unrolls = 3 * config.actors.most_actors * config.actors.in_flight + 2 * config.unrolls_per_update
     store = unrolls * unroll_bytes(config, trainer.agent)

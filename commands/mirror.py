@@ -54,16 +54,20 @@ def mirror(options: MirrorOptions) -> None:
 
 def _copy(run: Run, copy: Any, follow: bool) -> int:
     """Copies the rows that W&B does not have; returns how many."""
-    count, position, running = 0, 0, True
-    begin = copy.step  # of a copy that is continued; 0 offline
-    while running:
-        running = follow and run.in_use  # looked at first, so that nothing is written after the last look
+    first_missing = copy.step  # where a copy is continued; 0 offline
+    count = 0
+    position = 0
+    goes_on = True
+    while goes_on:
+        # Asked before the rows are read, so that nothing is written after the last of them was.
+        goes_on = follow and run.in_use
         rows, position = _read(run, position)
         for row in rows:
-            if begin <= row["step"] < 2**63:
-                copy.log(row | {"_timestamp": row.get("time")}, step=int(row["step"]))
+            step = row["step"]
+            if first_missing <= step < 2**63:  # the largest that W&B has
+                copy.log(row | {"_timestamp": row.get("time")}, step=int(step))
                 count += 1
-        if running:
+        if goes_on:
             time.sleep(EVERY)
     return count
 
@@ -75,6 +79,9 @@ def _read(run: Run, position: int = 0) -> tuple[list[dict[str, Any]], int]:
 
 
 def _identity(run: Run) -> str:
-    """Of a run in W&B: that of its first launch, so that its folder may be moved; else that of the folder."""
-    launches: list[Any] = read_launches(run)
-    return hashlib.sha256(repr(launches[0] if launches else run.path.resolve()).encode()).hexdigest()[:16]
+    """The id of a run in W&B, by its first launch: so its folder may be moved. Without launches, by its folder."""
+    launches = read_launches(run)
+    origin: object = run.path.resolve()
+    if launches:
+        origin = launches[0]
+    return hashlib.sha256(repr(origin).encode()).hexdigest()[:16]

@@ -330,7 +330,8 @@ def _condense(frame: str, kind: Any) -> str:
         # Without the name of the class of the options.
         return re.sub(r"^Error parsing (_?[A-Z]\w*: )?", "", message)
 
-    # Options whose words begin with the letters that were typed, as in --lr, and those that tyro proposes.
+    # Options whose words begin with the letters that were typed, and those that tyro proposes. --lr is matched with
+    # "l", the rest of a word, "-" and "r".
     _, _, typed = unknown[1].rpartition(".")
     initials = r"\w*-".join(typed)
     meant = [f"--{name}" for name in option_names(kind) if re.search(rf"(^|\.){initials}\w*$", name)]
@@ -349,19 +350,26 @@ def option_names(kind: Any) -> Iterator[str]:
 def _options(kind: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
     """As `option_names`, each with its type; that of an option that may be given often is None."""
     for field, hint in typing.get_type_hints(kind, include_extras=True).items():
+        # What tyro is told of a field is in Annotated[TYPE, MARK, ...]; a mark may have another name for it.
         marks = getattr(hint, "__metadata__", ())
         if tyro.conf.Positional in marks or tyro.conf.Suppress in marks:
             continue
-        given_names = [mark.name for mark in marks if getattr(mark, "name", None)]
-        name = given_names[0] if given_names else field
         if marks:
             hint = hint.__origin__
-        parts: tuple[Any, ...] = (hint,)
+        given_names = [mark.name for mark in marks if getattr(mark, "name", None)]
+        name = given_names[0] if given_names else field
+
+        # A field that is a configuration, or one of several such as those of cores, has their options.
+        members: tuple[Any, ...] = (hint,)
         if typing.get_origin(hint) in (types.UnionType, typing.Union):
-            parts = typing.get_args(hint)
-        groups = [part for part in parts if dataclasses.is_dataclass(part)]
-        for group in groups:
-            yield from _options(group, f"{prefix}{name}.")
-        if not groups:
-            spelled = f"{prefix}{name.strip('_')}".replace("_", "-")
-            yield spelled, None if tyro.conf.UseAppendAction in marks else hint
+            members = typing.get_args(hint)
+        configurations = [member for member in members if dataclasses.is_dataclass(member)]
+        for configuration in configurations:
+            yield from _options(configuration, f"{prefix}{name}.")
+        if configurations:
+            continue
+
+        spelled = f"{prefix}{name.strip('_')}".replace("_", "-")
+        if tyro.conf.UseAppendAction in marks:
+            hint = None
+        yield spelled, hint

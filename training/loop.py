@@ -228,9 +228,10 @@ class Training(ABC):
             if not self.saved:
                 raise
             cause = getattr(error, "cause", error)  # of an error of Ray
+            advice = self._how_to_resume(again, self.run.path) + self._smaller_rates(cause)
+            # An environment's error has several lines, of which the last is a place in its code.
             has_place = isinstance(error, EnvironmentFailed) and not isinstance(error, WrongOutput)
             separator = "\n" if has_place else "; "
-            advice = self._how_to_resume(again, self.run.path) + self._smaller_rates(cause)
             raise type(cause)(f"{cause}{separator}{advice}") from error
         except KeyboardInterrupt:
             if self.saved:
@@ -314,12 +315,16 @@ class Training(ABC):
 
     def _rescue(self) -> None:
         """Saves what was learned before an error, and if need be without the learners on Ray."""
-        # The group of learners may be lost. The copy has their weights, but maybe the optimizer of the last checkpoint.
+        # If the group of learners is lost, only the copy in this process can be saved. It has their weights, but maybe
+        # the optimizer of the last checkpoint.
         for updater in (self.updater, self.learner):
-            if self.saved is not None and self.saved_version != self.learner.version:
-                # The error that is raised already says more than one of the rescue.
-                with suppress(Exception):
-                    self.save(updater, rescue=True)
+            has_begun = self.saved is not None
+            is_saved = self.saved_version == self.learner.version
+            if not has_begun or is_saved:
+                return
+            # The error that is raised already says more than one of the rescue.
+            with suppress(Exception):
+                self.save(updater, rescue=True)
 
     def save(self, updater: Any = None, rescue: bool = False) -> None:
         """Writes a checkpoint of an updater, `self.updater` unless given; see `pack` for `rescue`."""

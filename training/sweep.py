@@ -7,9 +7,10 @@ the other trials, each from its last checkpoint. The grid is made in `grid.py`, 
 import os
 import traceback
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from textwrap import shorten
+from typing import Any
 
 import torch
 
@@ -78,6 +79,9 @@ def read(folder: Path, configs: Mapping[str, type[Config]]) -> tuple[dict[str, C
 
         # All trials of a sweep are of one kind. Agents' runs do not name theirs.
         kinds = {str(config.get("kind", "launch")) for config in plain.values()}
+        if len(kinds) != 1:
+            found = ", ".join(sorted(kinds)) or "no trials"
+            raise ValueError(f"trials: expected runs of one kind, got {found}")
         (kind,) = kinds
         if kind not in configs:
             raise ValueError(f"kind: expected {' or '.join(configs)}, got {kind!r}")
@@ -93,11 +97,11 @@ def failure(run: Run) -> str | None:
     """Why a trial failed, in one line; None if it did not."""
     if not run.error_file.is_file():
         return None
-    # In a traceback, quoted code is indented, and what was raised is not.
+    # In a traceback, quoted code is indented, and what was raised is not. Nothing is said in an empty line either.
     said = []
     for line in run.error_file.read_text().splitlines():
-        is_indented = not line[:1].strip()
-        if not is_indented:
+        first_character = line[:1]
+        if first_character.strip():
             said.append(line)
     return _one_line("\n".join(said))
 
@@ -160,7 +164,7 @@ def run_trials(
         by trial, why its process ended without a result.
     """
     import ray
-    from ray.util import placement_group, placement_group_table, remove_placement_group
+    from ray.util import placement_group, remove_placement_group
     from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
     # Left by a sweep that was stopped.
@@ -207,20 +211,26 @@ def run_trials(
             remove_placement_group(groups[name])
             board.end(name, reason)
 
-        # A trial runs, or is about to, if its group has room.
-        table = placement_group_table()
-        running = set()
-        for name in tasks.values():
-            group_id = groups[name].id.hex()
-            state = table[group_id]["state"]
-            if state == "CREATED":
-                running.add(name)
+        running = _with_room(groups, tasks.values())
         if stop.requested and not stop_file.exists():
             # Those that have no room yet are not waited for. The others write a checkpoint and end.
             stop_file.touch()
             tasks = {task: name for task, name in tasks.items() if name in running}
         board.show(running)
     return board.failed
+
+
+def _with_room(groups: Mapping[str, Any], names: Iterable[str]) -> set[str]:
+    """Those of the trials for whose placement group the cluster has made room: they run, or are about to."""
+    from ray.util import placement_group_table
+
+    table = placement_group_table()
+    found = set()
+    for name in names:
+        group_id = groups[name].id.hex()
+        if table[group_id]["state"] == "CREATED":
+            found.add(name)
+    return found
 
 
 def _run_trial(folder: Path, name: str, config: Configuration, train: Train, threads: int, hparams: Json) -> None:
