@@ -214,17 +214,27 @@ def is_url(run: Path | str) -> bool:
     return isinstance(run, str) and "://" in run
 
 
-def redact(text: str, any_character: str = r"\S") -> str:
-    """A text with "***" for the passwords in its URLs and for all that follows "?NAME="; URLs end at a space."""
-    user = r"(:/+)[^\s/@]*(?::(?!\d+(?:[/\s]|$))|%3a)" + any_character + "*@"  # USER:PASSWORD@, but not HOST:PORT/
-    text = re.sub(user, r"\1***@", text, flags=re.IGNORECASE | re.DOTALL)
-    text = re.sub(r"(https?:/+)[^\s/@]*@", r"\1***@", text, flags=re.IGNORECASE)  # elsewhere a user or a container
-    return re.sub(r"([?&#;][\w.~%+-]+=)" + any_character + "+", r"\1***", text, flags=re.DOTALL)
+def redact(text: str, secret_character: str = r"\S") -> str:
+    """A text with "***" for the passwords in its URLs and for all that follows "?NAME=" in them.
+
+    `secret_character`: what a password or value may consist of, as a regular expression; by default a URL ends at a
+    space.
+    """
+    # //USER:PASSWORD@, where the colon may be written as %3a; but not //HOST:PORT/, with an @ somewhere behind it.
+    port = r"\d+(?:[/\s]|$)"
+    password = rf"(:/+)[^\s/@]*(?::(?!{port})|%3a){secret_character}*@"
+    text = re.sub(password, r"\1***@", text, flags=re.IGNORECASE | re.DOTALL)
+    # https://TOKEN@. Other protocols have a user or a container there, which are no secrets.
+    token = r"(https?:/+)[^\s/@]*@"
+    text = re.sub(token, r"\1***@", text, flags=re.IGNORECASE)
+    # ?NAME=VALUE, with all that follows.
+    query = rf"([?&#;][\w.~%+-]+=){secret_character}+"
+    return re.sub(query, r"\1***", text, flags=re.DOTALL)
 
 
 def require_no_secret(url: str) -> None:
     """Raises a ValueError for a URL with a password, token or query, because URLs are written to files and logs."""
-    redacted = redact(url, any_character=".")
+    redacted = redact(url, secret_character=".")
     if redacted != url:
         raise ValueError(
             f"{redacted}: expected a URL without a password, token or query; credentials belong in the environment, "

@@ -9,9 +9,8 @@ import os
 import re
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 from fsspec.core import url_to_fs
 
@@ -23,8 +22,9 @@ SCHEME = "hf://"
 """How the URL of a repository on the Hub begins."""
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}")
 _RUN_FILE = re.compile(
-    r"config\.json|metrics\.jsonl|launches\.jsonl|tokenizer\.json|corpus\.json|evaluation(-[\w-]+)?\.json"
-    r"|README\.md|curve\.png|replay\.mp4"
+    r"config\.json|metrics\.jsonl|launches\.jsonl|evaluation(-[\w-]+)?\.json"
+    r"|tokenizer\.json|corpus\.json"  # of sequence models
+    r"|README\.md|curve\.png|replay\.mp4"  # what `compressive push` adds
     r"|checkpoints/[0-9]{12,18}(-[0-9a-f]+)?/([\w-]+\.safetensors|state\.json)"
 )
 """What is copied of a run: no pages, which a browser would run."""
@@ -58,17 +58,21 @@ def copy_run(url: str, folder: Path) -> None:
     with _storage_errors(url):
         system, root = url_to_fs(url.rstrip("/"))
         found = system.find(root, detail=True)
-    wanted = {}
+
+    # The files of a run among them: where each is, by its name in the run.
+    paths: dict[str, str] = {}
+    size = 0
     for path, info in found.items():
         name = path.removeprefix(root).strip("/")
         if _RUN_FILE.fullmatch(name):
-            wanted[name] = (path, info["size"] or 0)
-    if "config.json" not in wanted:
+            paths[name] = path
+            size += info["size"] or 0  # None where it is not known before the file is read
+    if "config.json" not in paths:
         raise ValueError(f"{url}: expected the folder of a run, with config.json, got {len(found)} other files")
-    size = sum(size for _, size in wanted.values())
     if size > MOST_BYTES:
         raise ValueError(f"{url} has {size} bytes, expected at most {MOST_BYTES}")
-    for name, (path, _) in wanted.items():
+
+    for name, path in paths.items():
         target = folder / name
         target.parent.mkdir(parents=True, exist_ok=True)
         with _storage_errors(url):
@@ -145,12 +149,17 @@ def _storage_errors(url: str) -> Iterator[None]:
 
 def _reason(error: Exception) -> str:
     """What went wrong, and what to do where that is known."""
-    said = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
-    text = files.redact(f"{type(error).__name__}: {said}".removesuffix(": "))
-    status = None
-    with suppress(AttributeError):
-        response: Any = error.response  # type: ignore[attr-defined]
-        status = response.status_code
+    # Of several lines the first says it. Some errors have no text.
+    text = type(error).__name__
+    for line in str(error).splitlines():
+        if line.strip():
+            text += f": {line.strip()}"
+            break
+    text = files.redact(text)
+
+    # What HTTP libraries raise has the server's answer.
+    response = getattr(error, "response", None)
+    status = getattr(response, "status_code", None)
     if status in (401, 403):
         text += " (log in with `hf auth login`, or set HF_TOKEN to a token that may write there)"
     return text

@@ -79,20 +79,24 @@ def write_dataset(
     folder = new_dataset(name)
     player = player._replace(env=tasks(player.env)[0])
     known = interface(player.env)
-    with _elsewhere() as make_visible:
+    with _hidden_folder() as make_visible:
         _write(name, player, known, episodes, seed, sample, progress)
         make_visible(name, folder)
     return folder
 
 
 @contextmanager
-def _elsewhere() -> Iterator[Callable[[str, Path], None]]:
-    """Makes Minari write into a hidden folder; yields what moves a dataset from there to its own place."""
+def _hidden_folder() -> Iterator[Callable[[str, Path], None]]:
+    """Makes Minari write into a hidden folder; yields a function that moves a dataset from there to its own place.
+
+    The function takes the name of the dataset and its folder. Minari finds its datasets by MINARI_DATASETS_PATH.
+    """
     from minari.dataset.minari_dataset import parse_dataset_id
     from minari.namespace import create_namespace, list_local_namespaces
     from minari.storage import get_dataset_path
 
-    root, before = get_dataset_path(), os.environ.get("MINARI_DATASETS_PATH")
+    root = get_dataset_path()
+    before = os.environ.get("MINARI_DATASETS_PATH")
 
     def restore() -> None:
         os.environ.pop("MINARI_DATASETS_PATH", None)
@@ -103,6 +107,7 @@ def _elsewhere() -> Iterator[Callable[[str, Path], None]]:
         written: Path = get_dataset_path(name)
         for path in written.rglob("*"):
             flush(path)
+        # A namespace is a folder with a file of Minari, which Minari makes where the dataset belongs.
         restore()
         namespace, _, _ = parse_dataset_id(name)
         if namespace is not None and namespace not in list_local_namespaces():
@@ -128,9 +133,6 @@ def _write(
     progress: Callable[[int], None],
 ) -> None:
     """Plays the episodes, and appends each to the dataset when it has ended."""
-    import minari
-
-    scores = reference_scores(player.env)
     dataset = None
     actor = make_evaluator(player.config, player.agent, 1, seed, sample, player.env, film=True)
     try:
@@ -141,19 +143,7 @@ def _write(
                 warnings.simplefilter("ignore")  # Minari recommends an author, a link and more
                 if dataset is None:
                     num_words = 0 if recording.words is None else recording.words.shape[1]
-                    observation_space, action_space = spaces_of(known, num_words)
-                    dataset = minari.create_dataset_from_buffers(
-                        name,
-                        [buffer],
-                        env=_registered(player.env, observation_space, action_space),
-                        algorithm_name=f"IMPALA, core {core_name(player.config)}",
-                        action_space=action_space,
-                        observation_space=observation_space,
-                        ref_min_score=scores["random"],
-                        ref_max_score=scores["oracle"],
-                        description=_description(player),
-                        jpeg_encoding=False,  # it would lose some of each picture
-                    )
+                    dataset = _create(name, player, known, num_words, buffer)
                 else:
                     dataset.update_dataset_from_buffer([buffer])
             progress(number + 1)
@@ -161,30 +151,66 @@ def _write(
         actor.close()
 
 
+def _create(name: str, player: TrainedAgent, known: Interface, num_words: int, first_episode: Any) -> Any:
+    """A Minari dataset of one episode, to which others are appended. For `num_words` see `spaces_of`."""
+    import minari
+
+    scores = reference_scores(player.env)
+    observation_space, action_space = spaces_of(known, num_words)
+    return minari.create_dataset_from_buffers(
+        name,
+        [first_episode],
+        env=_registered(player.env, observation_space, action_space),
+        algorithm_name=f"IMPALA, core {core_name(player.config)}",
+        action_space=action_space,
+        observation_space=observation_space,
+        ref_min_score=scores["random"],
+        ref_max_score=scores["oracle"],
+        description=_description(player),
+        jpeg_encoding=False,  # it would lose some of each picture
+    )
+
+
 def spaces_of(known: Interface, num_words: int = 0) -> tuple[spaces.Space[Any], spaces.Space[Any]]:
-    """The spaces of what an agent sees and does, without classes of our own; instructions have `num_words` ids."""
+    """The spaces of what an agent sees and does, without classes of our own.
+
+    `num_words`: the number of ids in an instruction; 0 without instructions.
+    """
+    return _observation_space(known, num_words), _action_space(known)
+
+
+def _observation_space(known: Interface, num_words: int) -> spaces.Space[Any]:
+    """Images are bytes, vectors have no bounds; several parts are a tuple, with instructions a dictionary."""
     boxes: list[spaces.Space[Any]] = []
     for shape in part_shapes(known.observation_shape):
         is_image = len(shape) == 3
-        box = spaces.Box(0, 255, shape, np.uint8) if is_image else spaces.Box(-np.inf, np.inf, shape, np.float32)
-        boxes.append(box)
+        if is_image:
+            boxes.append(spaces.Box(0, 255, shape, np.uint8))
+        else:
+            boxes.append(spaces.Box(-np.inf, np.inf, shape, np.float32))
     observation: spaces.Space[Any] = spaces.Tuple(boxes) if len(boxes) > 1 else boxes[0]
-    if num_words:
-        words = spaces.Box(0, known.vocabulary - 1, (num_words,), np.int64)
-        observation = spaces.Dict(observation=observation, instruction=words)
+    if not num_words:
+        return observation
+    words = spaces.Box(0, known.vocabulary - 1, (num_words,), np.int64)
+    return spaces.Dict(observation=observation, instruction=words)
+
+
+def _action_space(known: Interface) -> spaces.Space[Any]:
+    """Discrete, or a vector in the units of `envs.ActionVector`: indices of choices, and numbers from -1 to 1."""
     if isinstance(known.actions, int):
-        return observation, spaces.Discrete(known.actions)
-    highs: list[float] = []
+        return spaces.Discrete(known.actions)
     lows: list[float] = []
-    for part in known.actions:  # in the units of `envs.ActionVector`
+    highs: list[float] = []
+    for part in known.actions:
         if isinstance(part, Choice):
             lows.append(0.0)
             highs.append(part.size - 1.0)
-        else:
-            bounds = [1.0 if is_bounded else np.inf for is_bounded in part.bounded]
-            lows += [-bound for bound in bounds]
-            highs += bounds
-    return observation, spaces.Box(np.array(lows, np.float32), np.array(highs, np.float32))
+            continue
+        for is_bounded in part.bounded:
+            bound = 1.0 if is_bounded else np.inf
+            lows.append(-bound)
+            highs.append(bound)
+    return spaces.Box(np.array(lows, np.float32), np.array(highs, np.float32))
 
 
 def _registered(env: str, *expected: spaces.Space[Any]) -> gymnasium.envs.registration.EnvSpec | None:
