@@ -131,13 +131,16 @@ class FinishedRun:
         """Frames or steps [N], and the scores measured there [N]; of an agent's run in stages, in the last of them."""
         counter, _ = self.config.goal
         last_stage = len(getattr(self.config, "stages", ())) + 1
-        points = []
+        places = []
+        scores = []
         for row in self.rows:
-            point = (row.get(counter, math.nan), row.get(scale.curve, math.nan))
-            if row.get("stage", last_stage) == last_stage and not any(map(math.isnan, point)):
-                points.append(point)
-        x, scores = np.array(points, np.float64).reshape(-1, 2).T
-        return x, scores
+            place = row.get(counter, math.nan)
+            score = row.get(scale.curve, math.nan)
+            is_known = not math.isnan(place) and not math.isnan(score)
+            if is_known and row.get("stage", last_stage) == last_stage:
+                places.append(place)
+                scores.append(score)
+        return np.array(places, np.float64), np.array(scores, np.float64)
 
     def interval(self, scale: Scale) -> tuple[float, float]:
         """The 95 % interval over episodes of its final score; NaN if the evaluation has none."""
@@ -265,17 +268,23 @@ def _read_evaluation(run: Run, kind: Kind) -> dict[str, Any]:
     """The numbers of a run's evaluation by name. Raises a ValueError if a score is no finite number, or missing."""
     plain = read_json(run.evaluation_file())
     require_schema(plain, {}, "evaluation")
-    known: dict[str, Any] = {"correct_choices": {"mean": float}, "tasks": [dict], "parameters": int}
-    require_schema(plain, {name: known[name] for name in known if name in plain}, "evaluation")
+    # Not every evaluation has these.
+    optional: dict[str, Any] = {"correct_choices": {"mean": float}, "tasks": [dict], "parameters": int}
+    present = {name: schema for name, schema in optional.items() if name in plain}
+    require_schema(plain, present, "evaluation")
     summary = by_full_name(plain)
     if "correct_choices.mean" in summary:
         summary[CORRECT] = 100 * summary["correct_choices.mean"]
-    last = kind.scales[-1].final
-    for name in [last, *(scale.final for scale in kind.scales), *kind.references.values(), CORRECT]:
-        if name in summary or name == last:
-            require_schema(summary, {name: float}, "evaluation")
-            if not math.isfinite(summary[name]):
-                raise ValueError(f"evaluation: {name}: expected a finite number, got {summary[name]}")
+
+    # Of the scores, each evaluation has the last one.
+    required = kind.scales[-1].final
+    scores = [required, *(scale.final for scale in kind.scales), *kind.references.values(), CORRECT]
+    for name in scores:
+        if name not in summary and name != required:
+            continue
+        require_schema(summary, {name: float}, "evaluation")
+        if not math.isfinite(summary[name]):
+            raise ValueError(f"evaluation: {name}: expected a finite number, got {summary[name]}")
     return summary
 
 
@@ -455,18 +464,28 @@ class Comparison:
 
     def profile(self, name: str) -> tuple[NDArray[np.float64], ...]:
         """Scores, and the share of a variant's runs that are better, with its interval; see `performance_profile`."""
+        # Profiles are of scores of which higher ones are better.
         sign = -1 if self.scale.lower else 1
-        scores = [[sign * task for task in self.scores(each)] for each in self.names]
-        every = np.concatenate([task for each in scores for task in each])
-        room = 0.05 * float(np.ptp(every)) or 1.0
-        places = np.linspace(every.min() - room, every.max() + room, 101)
-        return sign * places, *statistics.performance_profile(scores[self.names.index(name)], places)
+        scores = {each: [sign * task for task in self.scores(each)] for each in self.names}
+
+        # All variants have the same places, with some room on both sides, also if all scores are equal.
+        all_scores = np.concatenate([task for of_variant in scores.values() for task in of_variant])
+        room = 0.05 * float(np.ptp(all_scores))
+        if room == 0:
+            room = 1.0
+        places = np.linspace(all_scores.min() - room, all_scores.max() + room, 101)
+        share, low, high = statistics.performance_profile(scores[name], places)
+        return sign * places, share, low, high
 
     @functools.cached_property
     def references(self) -> dict[str, float]:
         """Scores of predictors without a network on the same data."""
-        names = self.kind.references.items()
-        return {text: run.summary[name] for run in self.runs for text, name in names if name in run.summary}
+        found = {}
+        for run in self.runs:
+            for text, name in self.kind.references.items():
+                if name in run.summary:
+                    found[text] = run.summary[name]
+        return found
 
     @functools.cached_property
     def cautions(self) -> list[str]:

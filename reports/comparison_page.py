@@ -52,19 +52,24 @@ def write_reports(folder: Path, comparisons: Sequence[Comparison], missing: Mapp
     Returns:
         the path of `report.html`.
     """
-    page, beside = folder / "report.html", folder / FOLDER
+    page = folder / "report.html"
+    beside = folder / FOLDER
     if len(comparisons) == 1:
-        return _write_report(page, beside, page_data(folder, comparisons[0], missing, command), comparisons[0])
+        (comparison,) = comparisons
+        return _write_report(page, beside, page_data(folder, comparison, missing, command), comparison)
+
     links = []
     for number, comparison in enumerate(comparisons, 1):
         (data,) = comparison.data
-        name = f"{number}-{re.sub(r'[^A-Za-z0-9.]+', '-', data).strip('-')}"
+        words = re.sub(r"[^A-Za-z0-9.]+", "-", data).strip("-")
+        name = f"{number}-{words}"  # the words of two environments may be the same
         found = page_data(folder, comparison, missing, command)
-        own = _write_report(folder / f"report-{name}.html", beside / name, found, comparison)
-        link = {"name": data, "link": urllib.parse.quote(own.name)}
+        own_page = _write_report(folder / f"report-{name}.html", beside / name, found, comparison)
+        link = {"name": data, "link": urllib.parse.quote(own_page.name)}
         links.append(link | {"answer": found["answer"], "evidence": found["evidence"]})
-    title = ", ".join(each["name"] for each in links)
-    return write_page(page, "comparisons", {"title": title, "why": comparisons[0].cautions[0], "pages": links})
+    title = ", ".join(link["name"] for link in links)
+    why_apart = comparisons[0].cautions[0]
+    return write_page(page, "comparisons", {"title": title, "why": why_apart, "pages": links})
 
 
 def _write_report(page: Path, beside: Path, data: Mapping[str, Any], comparison: Comparison) -> Path:
@@ -153,9 +158,17 @@ def to_csv(rows: Sequence[Mapping[str, Any]]) -> str:
     writer = csv.DictWriter(text, list(rows[0]) if rows else [], lineterminator="\n")
     writer.writeheader()
     for row in rows:
-        plain = {name: float(cell) if isinstance(cell, float) else cell for name, cell in row.items()}  # not numpy's
-        writer.writerow({name: "" if cell != cell else cell for name, cell in plain.items()})
+        writer.writerow({name: _csv_value(cell) for name, cell in row.items()})
     return text.getvalue()
+
+
+def _csv_value(cell: Any) -> Any:
+    """A cell as `csv` is to write it."""
+    if not isinstance(cell, float):
+        return cell
+    if math.isnan(cell):
+        return ""
+    return float(cell)  # not numpy's
 
 
 def page_data(folder: Path, comparison: Comparison, missing: Mapping[str, str], command: str) -> dict[str, Any]:
@@ -297,6 +310,7 @@ def filters(comparison: Comparison) -> dict[str, list[str]]:
 
     Fields of a core count if variants of the same core differ in them; see `training.grid.label`.
     """
+    # By variant, the fields of each of its runs.
     fields = [[by_full_name(to_plain(run.config)) for run in variant.runs] for variant in comparison.variants]
     core = comparison.runs[0].config.core_field
     cores = [runs[0][f"{core}.name"] for runs in fields]
@@ -304,17 +318,23 @@ def filters(comparison: Comparison) -> dict[str, list[str]]:
 
     found: dict[str, list[str]] = {}
     for name in names:
-        values = [{str(run.get(name, "-")) for run in runs} for runs in fields]
-        if any(len(of_variant) > 1 for of_variant in values):
+        values = []
+        for runs in fields:
+            of_variant = {str(run.get(name, "-")) for run in runs}
+            if len(of_variant) == 1:
+                values.append(of_variant.pop())
+        is_of_variants = len(values) == len(fields)
+        if not is_of_variants:
             continue
-        value = [min(of_variant) for of_variant in values]
+
         # Variants are compared with those of the same core, or with all.
         rivals = [""] * len(cores)
         if name.startswith(f"{core}.") and name != f"{core}.name":
             rivals = cores
-        differs = len({*zip(rivals, value)}) > len({*rivals})
+        # Among equal rivals there is more than one value.
+        differs = len(set(zip(rivals, values))) > len(set(rivals))
         if differs:
-            found[name] = value
+            found[name] = values
     return found
 
 
@@ -553,11 +573,11 @@ def reach_table(comparison: Comparison) -> dict[str, Any]:
 
 def agreement(misses: Mapping[str, float]) -> str:
     """How well reach explains the scores, given by variant how far the measured percentage is below the predicted."""
-    below = [f"{name} is {miss:.0f} points below its prediction" for name, miss in misses.items() if miss > CLOSE]
-    above = [f"{name} is {-miss:.0f} points above" for name, miss in misses.items() if miss < -CLOSE]
     if not misses:
         return ""
-    if not (below or above):
+    below = [f"{name} is {miss:.0f} points below its prediction" for name, miss in misses.items() if miss > CLOSE]
+    above = [f"{name} is {-miss:.0f} points above" for name, miss in misses.items() if miss < -CLOSE]
+    if not below and not above:
         return f"All are within {CLOSE} points of their predictions: reach explains the difference."
     return f"{enumerated(below + above)}: reach explains a part of the difference, and not all of it."
 

@@ -28,40 +28,53 @@ HEAD_WIDTH = 12
 
 def evaluation_rows(summary: Mapping[str, Any]) -> dict[str, str]:
     """The summary as rows of a table."""
-    score, played = summary["return"], summary.get("tasks", [])
-    rows = {
-        "episodes": str(summary["episodes"]) + (f" of {len(played)} tasks" if played else ""),
-        "return": _score(score),
-    }
+    played = summary.get("tasks", [])
+    episodes = str(summary["episodes"])
+    if played:
+        episodes += f" of {len(played)} tasks"
+    rows = {"episodes": episodes, "return": _score(summary["return"])}
     if "correct_choices" in summary:
         rows["correct choices"] = f"{_correct(summary)}  of {summary['choices_per_episode']:.1f} an episode"
     for name, value in summary.get("counters", {}).items():
         rows[name] = _score(value)
     for name in SCALES:
-        if name in summary and (played or name != "human_normalised_capped"):
-            scale = name.replace("_normalised", "-normalised").replace("_", ", ")
-            over = f", mean of {sum(name in part for part in played)} of {len(played)} tasks" if played else ""
-            rows[scale] = _percentage(summary[name], summary.get(f"{name}_interval")) + over
+        # Of one task, the capped score is no other number.
+        is_repetition = name == "human_normalised_capped" and not played
+        if name not in summary or is_repetition:
+            continue
+        text = _percentage(summary[name], summary.get(f"{name}_interval"))
+        if played:
+            count = sum(name in part for part in played)
+            text += f", mean of {count} of {len(played)} tasks"
+        scale = name.replace("_normalised", "-normalised").replace("_", ", ")
+        rows[scale] = text
     return rows
 
 
 def print_evaluations(console: Console, summaries: Sequence[Mapping[str, Any]]) -> None:
     """Prints evaluations of several runs or tasks as a table with a row each; see `training.evaluation.summarize`."""
 
-    def known(*names: str) -> list[str]:
-        return [name for name in names if any(name in one for one in summaries)]
+    def in_any(*names: str) -> list[str]:
+        """Those of some names that one of the summaries has."""
+        return [name for name in names if any(name in summary for summary in summaries)]
 
-    texts, scales = known("run", "core", "environment"), known("human_normalised", "oracle_normalised")
+    # The columns that say something.
+    texts = in_any("run", "core", "environment")
+    scales = in_any("human_normalised", "oracle_normalised")
+    chooses = bool(in_any("correct_choices"))
     head = [*texts, "episodes", "return", *(name.replace("_normalised", "-normalised") for name in scales)]
-    head += [name.replace("_", " ") for name in known("correct_choices")]
+    if chooses:
+        head.append("correct choices")
+
     rows = []
-    for one in summaries:
-        score = one["return"]
-        cells = [str(one["episodes"]), _score(score)]
-        cells += [_percentage(one.get(name), one.get(f"{name}_interval")) for name in scales]
-        if known("correct_choices"):
-            cells.append(_correct(one))
-        rows.append([*(one[name] for name in texts), *cells])
+    for summary in summaries:
+        row = [summary[name] for name in texts]
+        row += [str(summary["episodes"]), _score(summary["return"])]
+        for name in scales:
+            row.append(_percentage(summary.get(name), summary.get(f"{name}_interval")))
+        if chooses:
+            row.append(_correct(summary))
+        rows.append(row)
     print_table(console, head, rows, len(texts))
 
 
@@ -157,7 +170,7 @@ def with_interval(value: float, low: float, high: float) -> list[str]:
     decimals = math.ceil(-math.log10(width / 5))
     decimals = min(max(decimals, 0), MOST_DECIMALS)
     texts = [f"{number:.{decimals}f}" for number in numbers]
-    return [f"{float(text) + 0:.{decimals}f}" for text in texts]  # no -0
+    return [f"{float(text) + 0:.{decimals}f}" for text in texts]  # "-0.0" becomes "0.0"
 
 
 def _correct(summary: Mapping[str, Any]) -> str:
