@@ -120,6 +120,17 @@ def test_bad_input_is_one_clear_line(
     assert {path.name for path in tmp_path.iterdir()} == {"EMPTY", "FULL", "SWEEP"}
 
 
+def test_a_sweep_is_of_runs_of_one_kind(tmp_path: Path, cli: Commands) -> None:
+    begin(tmp_path, grid(cores=("lstm", "gru")), "compressive compare")
+    file = tmp_path / "sweep.json"
+    content = json.loads(file.read_text())
+    first = next(iter(content["trials"]))
+    content["trials"][first]["kind"] = "text"
+    for trials, found in ((content["trials"], "launch, text"), ({}, "no trials")):
+        file.write_text(json.dumps(content | {"trials": trials}))
+        cli.refuse("compare", "--resume", tmp_path, words=f"expected runs of one kind, got {found}")
+
+
 @pytest.mark.parametrize("kind", ["images", "text"])
 def test_other_data_of_one_name_are_refused_before_training(kind: str, tmp_path: Path, cli: Commands) -> None:
     """Images of other shapes; texts in two folders of one name."""
