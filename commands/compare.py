@@ -183,7 +183,8 @@ def _try_agents(trials: dict[str, Any], local: bool) -> None:
 def _cost(trials: dict[str, Any], options: CompareOptions) -> str:
     """How long a suite will take, in words.
 
-    Measured are each task with one core, and each core on one task; the others follow, as if speeds were products.
+    Each task is tried with the first variant, and each variant on the first task. The others are estimated: if the
+    first variant is half as fast on a task as on the first one, all variants are taken to be half as fast there.
     """
     from training.trainer import Trainer
 
@@ -205,8 +206,8 @@ def _cost(trials: dict[str, Any], options: CompareOptions) -> str:
 
     seconds = []
     for trial, config in trials.items():
-        slower = speeds[config.env, first_name] / speeds[first_env, first_name]
-        speed = slower * speeds[first_env, names[trial]]
+        ratio_of_tasks = speeds[config.env, first_name] / speeds[first_env, first_name]
+        speed = ratio_of_tasks * speeds[first_env, names[trial]]
         seconds.append(config.frames / speed)
 
     at_once = max(1, int(_num_cpus() / options.cpus_per_trial))

@@ -139,7 +139,10 @@ def _things(recording: Recording, slots: np.ndarray) -> np.ndarray:
     for step, situation in enumerate(recording.situations or ()):
         shown = []
         for known in situation.values():
-            words, *place = known if isinstance(known, tuple) else (known,)
+            words: object = known
+            place: list[float] = []
+            if isinstance(known, tuple):
+                words, *place = known
             name, comma, _ = str(words).partition(", ")
             if comma and in_view(recording, step, *place):
                 shown.append(name)

@@ -68,23 +68,8 @@ def page_data(recordings: Sequence[Recording], title: str, core: str, limit: int
     if kept and not kept["views"] and not kept["names"]["rows"]:
         kept = None  # nothing to show
     _, height, width, _ = views(first).shape
-    room = limit - 100_000  # the page itself
-    note = ""
-    episodes: list[dict[str, Any]] = []
-    for number, recording in enumerate(recordings):
-        pictures = views(recording)
-        steps = len(pictures)
-        episode, size = _episode(recording, pictures)
-        while size > room and not episodes:
-            steps //= 2
-            episode, size = _episode(recording, pictures[:steps])
-        if steps < len(recording.actions):
-            note = f"The page shows the first {steps} of {len(recording.actions)} steps, because of its size."
-        if size > room:
-            note = f"The page shows the first {number} of {len(recordings)} episodes, because of its size."
-            break
-        episodes.append(episode)
-        room -= size
+    of_page_itself = 100_000
+    episodes, note = _episodes_that_fit(recordings, limit - of_page_itself)
     return {
         "title": title,
         "note": note,
@@ -113,6 +98,28 @@ def page_data(recordings: Sequence[Recording], title: str, core: str, limit: int
         },
         "episodes": episodes,
     }
+
+
+def _episodes_that_fit(recordings: Sequence[Recording], room: int) -> tuple[list[dict[str, Any]], str]:
+    """The episodes that fit into so many bytes, as the page reads them; and what is left out, in a sentence or ""."""
+    episodes: list[dict[str, Any]] = []
+    note = ""
+    for number, recording in enumerate(recordings):
+        pictures = views(recording)
+        steps = len(pictures)
+        episode, size = _episode(recording, pictures)
+        # Of the first episode there is at least the beginning.
+        while size > room and not episodes:
+            steps //= 2
+            episode, size = _episode(recording, pictures[:steps])
+        if steps < len(recording.actions):
+            note = f"The page shows the first {steps} of {len(recording.actions)} steps, because of its size."
+        if size > room:
+            note = f"The page shows the first {number} of {len(recordings)} episodes, because of its size."
+            break
+        episodes.append(episode)
+        room -= size
+    return episodes, note
 
 
 def _episode(recording: Recording, pictures: np.ndarray) -> tuple[dict[str, Any], int]:

@@ -37,13 +37,17 @@ def views(recording: Recording) -> np.ndarray:
     is below them (see `bars`). Else it is how the environment draws itself, if it does, and below it the vector that
     the agent saw.
     """
-    seen, own = recording.observations[:RENDERED_STEPS], recording.renderings
     if recording.more_observations:
         return _several(recording)
-    if seen.ndim == 4:
+    seen = recording.observations[:RENDERED_STEPS]
+    is_image = seen.ndim == 4
+    if is_image:
         return coloured(seen)
-    below = bars(seen, WIDTH if own is None else own.shape[2])
-    return below if own is None else np.concatenate([own, below], axis=1)
+    drawn = recording.renderings
+    if drawn is None:
+        return bars(seen, WIDTH)
+    below = bars(seen, width=drawn.shape[2])
+    return np.concatenate([drawn, below], axis=1)
 
 
 class Panel(NamedTuple):
@@ -99,9 +103,12 @@ def _several(recording: Recording) -> np.ndarray:
         rows = np.arange(scale * height) * image.shape[1] // (scale * height)
         columns = np.arange(panel.width) * image.shape[2] // panel.width
         together[:, :, panel.left : panel.left + panel.width] = image[:, rows][:, :, columns]
-    if parts[-1].ndim == 4:
+    # The vector, if there is one, is the last part; see `envs.observations`.
+    last = parts[-1]
+    is_image = last.ndim == 4
+    if is_image:
         return together
-    return np.concatenate([together, bars(parts[-1], width)], axis=1)
+    return np.concatenate([together, bars(last, width)], axis=1)
 
 
 def coloured(pictures: np.ndarray) -> np.ndarray:

@@ -55,9 +55,9 @@ def start_ray(address: str | None, cpus: int, store: int, console: Console, reme
     """
     # Nothing is sent to Ray's makers unasked.
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    # The pool reports that itself.
+    # The pool of actors says by itself which of them died.
     os.environ.setdefault("RAY_DEDUP_LOGS_SKIP_REGEX", "A worker died or was killed")
-    # Of calls with two results, of which one is read.
+    # An unroll has two results. If it fails, only one is read, and Ray would print the error of the other.
     os.environ.setdefault("RAY_IGNORE_UNHANDLED_ERRORS", "1")
     if address is None:
         _prepare_own_cluster()
@@ -65,10 +65,10 @@ def start_ray(address: str | None, cpus: int, store: int, console: Console, reme
     from ray.exceptions import ObjectStoreFullError, OutOfDiskError
 
     logging.getLogger("ray").setLevel(logging.ERROR)
-    where: dict[str, Any] = {"address": address}
+    cluster: dict[str, Any] = {"address": address}
     if address is None:
-        # Not a cluster that the environment names, or that an earlier program left running.
-        where = {
+        # "local" is a new cluster, not one that RAY_ADDRESS names or that an earlier program left running.
+        cluster = {
             "address": "local",
             "num_cpus": cpus,
             "object_store_memory": max(512 << 20, store),
@@ -82,7 +82,7 @@ def start_ray(address: str | None, cpus: int, store: int, console: Console, reme
             # Ray itself would wait for minutes.
             if address:
                 _require_head(address)
-            ray.init(**where, runtime_env=_runtime_env(), log_to_driver=False, logging_level=logging.ERROR)
+            ray.init(**cluster, runtime_env=_runtime_env(), log_to_driver=False, logging_level=logging.ERROR)
     except Exception as error:  # Ray raises this class, for example if the machine is too busy
         if address:
             raise UserError(f"ray-address: expected a Ray cluster, got {address}: {error}") from error
@@ -179,7 +179,7 @@ def _require_head(address: str) -> None:
     deadline = time.monotonic() + ANSWER_SECONDS
     try:
         _connect(server, ANSWER_SECONDS)
-        _call(server, deadline - time.monotonic(), is_head=not protocol)
+        _require_answer(server, deadline - time.monotonic(), is_head=not protocol)
     except OSError as error:
         if address != "auto":
             raise
@@ -187,7 +187,7 @@ def _require_head(address: str) -> None:
         raise OSError(f"{found}, which {source} names: {error}") from error
 
 
-def _call(server: str, seconds: float, is_head: bool) -> None:
+def _require_answer(server: str, seconds: float, is_head: bool) -> None:
     """Raises an OSError if the server at HOST:PORT does not answer in time, or is not that of a cluster's head.
 
     Something else may have taken the port of a head that has ended. A missing token is left to Ray.

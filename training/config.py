@@ -94,8 +94,15 @@ class RunConfig(Checked):
     cores: ClassVar[Mapping[str, type[Checked]]] = CORES
     core_field: ClassVar[str] = "agent.core"
     fixed: ClassVar[tuple[str, ...]] = (
-        *("preset", "env", "from_run", "seed", "agent."),
-        *("learner.optimizer", "learner.popart", "learner.teacher_cost", "checkpoint_url"),
+        "preset",
+        "env",
+        "from_run",
+        "seed",
+        "agent.",
+        "learner.optimizer",
+        "learner.popart",
+        "learner.teacher_cost",
+        "checkpoint_url",
     )
 
     preset: str = "cpu"
@@ -219,18 +226,18 @@ class RunConfig(Checked):
             expected = f"less than unroll_length = {length} and a multiple of the core's segment_size = {self._segment}"
             raise ValueError(f"replay.burn_in: expected {expected}, got {burn_in}")
 
-        # A batch is drawn from unrolls that are in the memory already.
         share = self.replay.share
         if share == 0:
             return
-        # The memory is in the process of the only learner.
+        # The buffer of unrolls is in the process of the only learner.
         if self.resident:
             raise ValueError(f"replay.share: expected 0 with resident actors, got {share}")
         if self.learners > 1:
             raise ValueError(f"replay.share: expected 0 with {self.learners} learners, got {share}")
-        replayed_for_new = share / (1 - share)
-        for_each_new = math.ceil(round(replayed_for_new, 9))  # 4 at a share of 0.8, in spite of rounding
-        least = self.unrolls_per_update * max(1, for_each_new)  # of which a batch can be drawn
+        # A batch is drawn from unrolls that are in the buffer already: so many for each new one.
+        replayed_for_each_new = share / (1 - share)
+        whole_number = math.ceil(round(replayed_for_each_new, 9))  # 4 at a share of 0.8, in spite of rounding
+        least = self.unrolls_per_update * max(1, whole_number)
         if self.replay.unrolls < least:
             raise ValueError(f"replay.unrolls: expected at least {least} for this share, got {self.replay.unrolls}")
 
@@ -286,7 +293,9 @@ class RunConfig(Checked):
     @property
     def named_environments(self) -> tuple[str, ...]:
         """All environments that the run makes; their code may be another person's."""
-        return self.environments + ((self.eval_env,) if self.eval_env else ())
+        if self.eval_env:
+            return (*self.environments, self.eval_env)
+        return self.environments
 
     def located(self, absolute: Callable[[str], str]) -> Self:
         """The same with an absolute path of the run to start from."""

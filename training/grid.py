@@ -124,8 +124,7 @@ def make_suite(
         UserError: as `make_trials` does, and if the options name an environment.
     """
     for word in options:
-        option, _, _ = word.partition("=")
-        if option.replace("_", "-") in ("--env", "--eval-env", "--stages"):
+        if _option(word) in ("--env", "--eval-env", "--stages"):
             raise UserError(f"{word}: expected options that hold for all tasks of the suite, which decides this one")
     trials = {}
     for task in tasks:
@@ -185,8 +184,7 @@ def _require_grid(
 ) -> None:
     """Raises a UserError for options that a sweep decides itself, values that come twice, and unknown fields."""
     for word in options:
-        option, _, _ = word.partition("=")
-        if option.replace("_", "-") in OWN:
+        if _option(word) in OWN:
             raise UserError(f"{word}: expected options that hold for all runs; compare decides this one itself")
 
     for name, values in [("cores", cores), ("rates", rates), ("seeds", seeds), *vary]:
@@ -202,6 +200,12 @@ def _require_grid(
             example = f"{kind.core_field}.compression mean max"
             given = " ".join((name, *values))
             raise UserError(f"vary: expected {expected}{example}, got {given}")
+
+
+def _option(word: str) -> str:
+    """The option in a word of a command line, as --help spells it: "--eval-env" in "--eval_env=ENV"."""
+    name, _, _ = word.partition("=")
+    return name.replace("_", "-")
 
 
 def _data(config: Configuration) -> str:
@@ -234,8 +238,7 @@ def _options_of(kind: type[Configuration], core: str, options: Sequence[str]) ->
     keep = True
     for word in options:
         if word.startswith("--"):
-            option, _, _ = word.partition("=")
-            name = option.removeprefix("--").replace("-", "_")
+            name = _option(word).removeprefix("--").replace("-", "_")
             is_of_others = any(_has(kind, other, name) for other in kind.cores)
             keep = _has(kind, core, name) or not is_of_others
         # The values of an option follow it, and go with it.

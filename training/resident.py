@@ -39,7 +39,7 @@ def require_resident(config: RunConfig) -> None:
 
 
 def make_pool(config: RunConfig, agent: Agent, seed: int, device: torch.device) -> ResidentActor:
-    """An equal share of the run's environments for each learner, and an actor with the learner's network."""
+    """The actor of one learner, with the learner's network. Each learner has an equal share of the environments."""
     actors = config.actors
     num_envs = actors.num_actors * actors.envs_per_actor
     envs = make_device(config.env, num_envs // config.learners, str(device))

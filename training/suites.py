@@ -36,15 +36,17 @@ class Task(NamedTuple):
         if self.greedy:
             words.append("--eval-greedy")
         if self.unroll:
+            # An update has as many steps as with the preset's own unrolls, and a batch has the rows of two updates.
             rows_per_update = max(1, STEPS_PER_UPDATE // self.unroll)
+            rows_of_batch = 2 * rows_per_update
             words += ["--actors.unroll-length", str(self.unroll)]
-            words += ["--actors.envs-per-actor", str(2 * rows_per_update)]
+            words += ["--actors.envs-per-actor", str(rows_of_batch)]
             words += ["--rows-per-update", str(rows_per_update)]
         return words
 
 
 STEPS_PER_UPDATE = 256
-"""Of the preset `general`, which receives twice as many at a time."""
+"""Steps that the preset `general` learns from in an update; its batches have new rows for two updates."""
 
 
 def _diagnostic(spec: str, frames: int) -> Task:
