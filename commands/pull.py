@@ -13,7 +13,6 @@ from storage.remote import SCHEME, copy_run, require_hub_name
 from storage.run import Run
 from training.console import Busy, program, say, say_all
 from training.plain import read_config
-from training.trust import checkpoint_place
 
 
 def pull(options: PullOptions) -> None:
@@ -33,7 +32,11 @@ def pull(options: PullOptions) -> None:
             # What cannot be played is not kept.
             run = Run(temporary)
             config = read_config(run)
-            checkpoint = load_latest(checkpoint_place(config, run))
+            elsewhere = getattr(config, "checkpoint_url", None)
+            if elsewhere:
+                expected = "expected an agent with its weights, as push and export write it"
+                raise UserError(f"{url}: {expected}, got one whose checkpoints are at {elsewhere}")
+            checkpoint = load_latest(run.path)
     size = folder_bytes(folder)
     rows = {"environment": config.env, "steps": f"{checkpoint.step:,}", "folder": f"{folder}  {size / 1e6:.1f} MB"}
     say_all(console, rows)

@@ -122,6 +122,7 @@ def test_a_copied_run_asks_for_permissions(here: Hub, ask: Callable[..., str], t
     for field, value in (("env", "dm:evil_module:Env"), ("checkpoint_url", "file:///tmp/elsewhere")):
         here.files[NAME]["config.json"] = json.dumps(config | {field: value}).encode()
         ask("evaluate", f"hf://{NAME}", refused="--allow")
+    ask("pull", NAME, tmp_path / "pulled", refused="got one whose checkpoints are at file:///tmp/elsewhere")
 
 
 def test_a_run_behind_any_url(

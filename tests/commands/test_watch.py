@@ -44,10 +44,10 @@ def test_runs_are_found_and_described(folder: Path, cli: Commands, monkeypatch: 
     assert str(entry.score).startswith("oracle-normalised")
     monkeypatch.setenv("COLUMNS", "80")
     lines = cli.run("runs", folder).splitlines()
-    for name, command in (("finished", "report"), ("sweep/stopped", "launch --resume")):
+    for name, command, options in (("finished", "report", ""), ("sweep/stopped", "launch --resume", " --local")):
         begin = lines.index(str(folder / name))
         assert lines[begin + 1].split()[0] == name.rpartition("/")[2]
-        assert lines[begin + 3] == f"  compressive {command} {folder / name}"
+        assert lines[begin + 3] == f"  compressive {command} {folder / name}{options}"
     assert "kind: expected one of launch, text, speech" in lines[lines.index(str(folder / "damaged")) + 2]
     assert "no runs in" in cli.run("runs", folder / "sweep/stopped/checkpoints")
     cli.refuse("runs", folder / "none", words="No such file")
