@@ -160,9 +160,9 @@ def read_entry(name: str, run: Run) -> Entry:
 
 
 def _data(kind: str, config: Any) -> str:
-    """What a run learns from: an environment, a corpus or a folder."""
+    """What a run is scored on: an environment, a corpus or a folder."""
     if kind == "launch":
-        return str(config.env)
+        return str(config.eval_env or config.env)
     corpus = str(getattr(config.corpus, "path", config.corpus) or kind)
     if corpus == "folder":
         return str(config.path)

@@ -53,6 +53,14 @@ def test_runs_are_found_and_described(folder: Path, cli: Commands, monkeypatch: 
     cli.refuse("runs", folder / "none", words="No such file")
 
 
+def test_a_run_is_described_by_the_environment_of_its_scores(folder: Path) -> None:
+    config = json.loads((folder / "finished/config.json").read_text())
+    changed = config | {"eval_env": "rooms:small,episode_frames=100"}
+    (folder / "finished/config.json").write_text(json.dumps(changed))
+    run = find_runs(folder)["finished"]
+    assert describe("finished", run).data == "rooms:small,episode_frames=100"
+
+
 def test_runs_that_can_be_compared_are_together(folder: Path) -> None:
     """Runs of one folder on the same data, with the names of their variants; the others of a folder at one place."""
     (folder / "sweep/sweep.json").write_text("{}")
