@@ -85,7 +85,10 @@ def start_ray(address: str | None, cpus: int, store: int, console: Console, reme
             ray.init(**cluster, runtime_env=_runtime_env(), log_to_driver=False, logging_level=logging.ERROR)
     except Exception as error:  # Ray raises this class, for example if the machine is too busy
         if address:
-            raise UserError(f"ray-address: expected a Ray cluster, got {address}: {error}") from error
+            # Something answers there, or `_require_head` would have said so. Most of the time its token is another.
+            is_locked = "Failed to connect to Ray cluster" in str(error)
+            token = "; it is up, so set RAY_AUTH_MODE and the token as where `ray start` was typed" if is_locked else ""
+            raise UserError(f"ray-address: expected a Ray cluster, got {address}: {error}{token}") from error
         hint = f" ({remedy})" if remedy else ""
         raise UserError(f"Ray did not start{hint}: {error}") from error
     finally:

@@ -122,3 +122,26 @@ def test_a_job_trains_shows_its_metrics_and_stops_with_a_checkpoint(head: Head, 
     assert "STOPPED" in job(head, "list")
     (supervisor,) = head.folder.glob("session_latest/logs/jobs/supervisor-tiny.log")
     assert "terminated gracefully" in supervisor.read_text()
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+def test_a_cluster_with_another_token_says_so(tmp_path: Path) -> None:
+    (port,) = free_ports(1)
+    environment = {**ENVIRONMENT, "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": 64 * "0", "RAY_USAGE_STATS_ENABLED": "0"}
+    folders = tempfile.TemporaryDirectory(prefix="ray-", ignore_cleanup_errors=True)
+    with folders as folder, (tmp_path / "head.log").open("w") as screen:
+        options = ["--num-cpus=1", f"--port={port}", "--include-dashboard=false", "--object-store-memory=200000000"]
+        begin = [*RAY, "start", "--head", "--block", f"--temp-dir={folder}", *options]
+        process = subprocess.Popen(begin, env=environment, cwd=folder, stdout=screen, stderr=subprocess.STDOUT)
+        try:
+            wait_until(lambda: "Ray runtime started" in (tmp_path / "head.log").read_text(), process)
+            launch = [sys.executable, "-m", "commands", "launch", "--run", tmp_path / "run", *TINY]
+            join = [*map(str, launch), "--ray-address", f"127.0.0.1:{port}"]
+            result = subprocess.run(join, capture_output=True, text=True, timeout=PATIENCE, env=ENVIRONMENT, cwd=ROOT)
+        finally:
+            process.terminate()
+            process.wait(PATIENCE)
+    assert result.returncode == 2
+    expected = "it is up, so set RAY_AUTH_MODE and the token as where `ray start` was typed"
+    assert expected in result.stdout + result.stderr
