@@ -150,7 +150,7 @@ def transfer(core: str = "compressive") -> RunConfig:
         stages=(),
         from_run=teacher,
         frames=32_000_000,
-        learner=dataclasses.replace(config.learner, teacher_cost=3.0, teacher_cost_end=0.3),
+        learner=dataclasses.replace(config.learner, teacher_cost=3.0, teacher_cost_end=0.0),
         actors=dataclasses.replace(config.actors, num_actors=1),
     )
 

@@ -91,16 +91,17 @@ _OF_CONFIG = Scene._fields[Scene._fields.index("eye_height") :]
 def _paint(scale: float, looks: str) -> tuple[NDArray[np.uint8], NDArray[np.uint8], NDArray[np.uint8]]:
     """Floors, walls and skies of a scene, first the level's own; cached, since random ones take some seconds."""
     group = None if looks == "own" else looks
+    numbers = textures.Numbers(floors=0, walls=0, skies=0)
+    if group is not None:
+        numbers = textures.NUMBERS[group]
 
     def seeds(count: int) -> list[int | None]:
         """None for the level's own texture, then the seeds of random ones."""
-        if group is None:
-            return [None]
         return [None, *range(count)]
 
     # One array holds the floors of both rooms, which differ in size.
     painted = []
-    for seed in seeds(textures.FLOORS):
+    for seed in seeds(numbers.floors):
         painted.append([textures.floor(room, scale, seed, group) for room in range(2)])
     largest = np.max([floor.shape for floor in painted[0]], axis=0)
     floors = np.zeros((len(painted), 2, *largest), np.uint8)
@@ -110,11 +111,11 @@ def _paint(scale: float, looks: str) -> tuple[NDArray[np.uint8], NDArray[np.uint
             floors[k, room, :, :length, :width] = floor
 
     walls = []
-    for seed in seeds(textures.WALLS):
+    for seed in seeds(numbers.walls):
         walls.append(textures.wall(seed, group))
 
     skies = []
-    for seed in seeds(textures.SKIES):
+    for seed in seeds(numbers.skies):
         skies.append([textures.sky(room, seed, group) for room in range(2)])
     return floors, np.stack(walls), np.stack(skies)
 

@@ -7,6 +7,7 @@ of a group of `surfaces.FAMILIES`, among which "train" has the level's own patte
 """
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,10 +30,22 @@ SKY_RADIUS = 3400.0
 SKY_CENTRE = (400.0, -64.0)
 """The panorama hangs on a cylinder of this radius around this point, in u; its rows cover heights of 0..SKY_HEIGHT
 radii above the floor. So the rim above the walls grows a little as one walks towards it."""
-FLOORS = 56
-WALLS = 140
-SKIES = 48
-"""Numbers of random floors, walls and skies that an episode picks from."""
+
+
+class Numbers(NamedTuple):
+    """How many random floors, walls and skies an episode picks from."""
+
+    floors: int
+    walls: int
+    skies: int
+
+
+NUMBERS = {
+    "train": Numbers(floors=168, walls=420, skies=144),
+    "choose": Numbers(floors=56, walls=140, skies=48),
+    "unseen": Numbers(floors=56, walls=140, skies=48),
+}
+"""By group of surfaces. Agents that train on more of them do better on surfaces that they never saw."""
 OWN_EVERY = 3
 """In the group "train" every so many-th of them is the level's own pattern in other colours."""
 PILLARS = (
