@@ -77,9 +77,10 @@ def blurred(texture: Floats) -> NDArray[np.uint8]:
         rows = padded.shape[0] // block
         columns = padded.shape[1] // block
         means = padded.reshape(rows, block, columns, block, 3).mean((1, 3))
+        colours = np.clip(np.round(means), 0, 255).astype(np.uint8)
         # As large as the texture again.
-        degrees.append(means.repeat(block, 0).repeat(block, 1)[:height, :width])
-    return np.clip(np.round(np.stack(degrees)), 0, 255).astype(np.uint8)
+        degrees.append(colours.repeat(block, 0).repeat(block, 1)[:height, :width])
+    return np.stack(degrees)
 
 
 def _generator(seed: int | None, part: int, group: str | None) -> np.random.Generator | None:

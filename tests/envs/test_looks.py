@@ -13,6 +13,8 @@ from envs.rooms.level import ROOM_2
 from envs.rooms.surfaces import FAMILIES, Pattern, noise
 from envs.rooms.textures import TILE
 
+pytestmark = pytest.mark.xdist_group("looks")  # random surfaces are painted once in a process, for seconds
+
 MEMBERS = 16
 RANDOMISED = {group: rooms_config("full", {"looks": group}) for group in FAMILIES}
 
@@ -50,7 +52,7 @@ def test_a_look_lasts_an_episode_and_its_seed_repeats_it(env: RoomsVectorEnv) ->
 
 
 def test_all_textures_are_used_and_the_display_is_hidden_sometimes() -> None:
-    batch = RoomsVectorEnv(1000, rooms_config("full", {"looks": "train", "image_height": "40", "image_width": "64"}))
+    batch = RoomsVectorEnv(6000, rooms_config("full", {"looks": "train", "image_height": "40", "image_width": "64"}))
     batch.reset(seed=6)
     drawn = looks(batch)
     for part, textures in (("floor", batch.scene.floors), ("wall", batch.scene.wall), ("sky", batch.scene.sky)):
@@ -103,10 +105,11 @@ def test_groups_share_no_surface() -> None:
         assert len(seen) == len(set(seen))
         colours = [[texture.mean(axis=(-3, -2)) for texture in getattr(scene, name)[1:]] for scene in scenes.values()]
         for one, other in itertools.combinations(colours, 2):
-            apart = [np.abs(a - b).max() > 5 for a, b in zip(one, other, strict=True)]
+            both_have = zip(one, other, strict=False)  # groups differ in how many they have
+            apart = [np.abs(a - b).max() > 5 for a, b in both_have]
             assert np.mean(apart) > 0.9, "a seed has other colours in another group"
     for group, config in RANDOMISED.items():
-        batch = RoomsVectorEnv(400, replace(config, image_height=8, image_width=8, hud=False))
+        batch = RoomsVectorEnv(4000, replace(config, image_height=8, image_width=8, hud=False))
         batch.reset(seed=1)
         for part in ("floor", "wall", "sky"):
             assert (min(getattr(one, part) for one in looks(batch)) == 0) == (group == "train")
