@@ -11,7 +11,7 @@ from envs.registry import rooms_config
 from envs.rooms import RoomsEnv, RoomsVectorEnv, look, oracle_actions
 from envs.rooms.level import ROOM_2
 from envs.rooms.surfaces import FAMILIES, Pattern, noise
-from envs.rooms.textures import TILE
+from envs.rooms.textures import NUMBERS, TILE
 
 pytestmark = pytest.mark.xdist_group("looks")  # random surfaces are painted once in a process, for seconds
 
@@ -98,6 +98,9 @@ def test_groups_share_no_surface() -> None:
     families = [pattern for patterns in FAMILIES.values() for pattern in patterns]
     assert len(families) == len(set(families))
     scenes = {group: RoomsVectorEnv(1, config).scene for group, config in RANDOMISED.items()}
+    for group, scene in scenes.items():
+        random = (len(scene.floors) - 1, len(scene.wall) - 1, len(scene.sky) - 1)
+        assert random == NUMBERS[group], "without the level's own"
     for name in ("floors", "wall", "sky"):
         own, *_ = zip(*(getattr(scene, name) for scene in scenes.values()))
         assert all((texture == own[0]).all() for texture in own), "the first is the level's own"
