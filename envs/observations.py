@@ -222,7 +222,7 @@ def image_as(space: spaces.Space[Any]) -> ObservationForm | None:
 
 
 def _watched(show: Convert, high: float) -> Convert:
-    """`show`, which warns once if the numbers of the first image that is not black do not match the bounds 0..high."""
+    """`show`, which warns if the numbers of the first image that is not black are not of the bounds 0..high."""
     is_pending = True
 
     def watched(image: NDArray[Any]) -> NDArray[np.uint8]:
@@ -230,13 +230,10 @@ def _watched(show: Convert, high: float) -> Convert:
         if is_pending:
             brightest = float(image.max())
             is_pending = brightest == 0.0
-            lost = ""
             if high == 1.0 and brightest > 2.0:
-                lost = "brighter than white"
+                _warn("images are white: their numbers are beyond 2 where the bounds of their space are 0..1")
             elif high == 255.0 and 0.0 < brightest <= 1.0 and image.dtype.kind == "f":
-                lost = "nearly black"
-            if lost:
-                _warn(f"images are {lost}: numbers up to {brightest:g} where the bounds of their space are 0..{high:g}")
+                _warn("images are nearly black: their numbers are up to 1 where the bounds of their space are 0..255")
         return show(image)
 
     return watched

@@ -91,9 +91,7 @@ _OF_CONFIG = Scene._fields[Scene._fields.index("eye_height") :]
 def _paint(scale: float, looks: str) -> tuple[NDArray[np.uint8], NDArray[np.uint8], NDArray[np.uint8]]:
     """Floors, walls and skies of a scene, first the level's own; cached, since random ones take some seconds."""
     group = None if looks == "own" else looks
-    numbers = textures.Numbers(floors=0, walls=0, skies=0)
-    if group is not None:
-        numbers = textures.NUMBERS[group]
+    counts = textures.TEXTURE_COUNTS[looks]
 
     def seeds(count: int) -> list[int | None]:
         """None for the level's own texture, then the seeds of random ones."""
@@ -101,7 +99,7 @@ def _paint(scale: float, looks: str) -> tuple[NDArray[np.uint8], NDArray[np.uint
 
     # One array holds the floors of both rooms, which differ in size.
     painted = []
-    for seed in seeds(numbers.floors):
+    for seed in seeds(counts.floors):
         painted.append([textures.floor(room, scale, seed, group) for room in range(2)])
     largest = np.max([floor.shape for floor in painted[0]], axis=0)
     floors = np.zeros((len(painted), 2, *largest), np.uint8)
@@ -111,11 +109,11 @@ def _paint(scale: float, looks: str) -> tuple[NDArray[np.uint8], NDArray[np.uint
             floors[k, room, :, :length, :width] = floor
 
     walls = []
-    for seed in seeds(numbers.walls):
+    for seed in seeds(counts.walls):
         walls.append(textures.wall(seed, group))
 
     skies = []
-    for seed in seeds(numbers.skies):
+    for seed in seeds(counts.skies):
         skies.append([textures.sky(room, seed, group) for room in range(2)])
     return floors, np.stack(walls), np.stack(skies)
 

@@ -32,7 +32,7 @@ SKY_CENTRE = (400.0, -64.0)
 radii above the floor. So the rim above the walls grows a little as one walks towards it."""
 
 
-class Numbers(NamedTuple):
+class TextureCounts(NamedTuple):
     """How many random floors, walls and skies an episode picks from."""
 
     floors: int
@@ -40,12 +40,13 @@ class Numbers(NamedTuple):
     skies: int
 
 
-NUMBERS = {
-    "train": Numbers(floors=168, walls=420, skies=144),
-    "choose": Numbers(floors=56, walls=140, skies=48),
-    "unseen": Numbers(floors=56, walls=140, skies=48),
+TEXTURE_COUNTS = {
+    "own": TextureCounts(floors=0, walls=0, skies=0),
+    "train": TextureCounts(floors=168, walls=420, skies=144),
+    "choose": TextureCounts(floors=56, walls=140, skies=48),
+    "unseen": TextureCounts(floors=56, walls=140, skies=48),
 }
-"""By group of surfaces. Agents that train on more of them do better on surfaces that they never saw."""
+"""By `RoomsConfig.looks`, beside the level's own. Agents that train on more of them do better on those never seen."""
 OWN_EVERY = 3
 """In the group "train" every so many-th of them is the level's own pattern in other colours."""
 PILLARS = (

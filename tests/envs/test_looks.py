@@ -11,7 +11,7 @@ from envs.registry import rooms_config
 from envs.rooms import RoomsEnv, RoomsVectorEnv, look, oracle_actions
 from envs.rooms.level import ROOM_2
 from envs.rooms.surfaces import FAMILIES, Pattern, noise
-from envs.rooms.textures import NUMBERS, TILE
+from envs.rooms.textures import TEXTURE_COUNTS, TILE
 
 pytestmark = pytest.mark.xdist_group("looks")  # random surfaces are painted once in a process, for seconds
 
@@ -100,7 +100,7 @@ def test_groups_share_no_surface() -> None:
     scenes = {group: RoomsVectorEnv(1, config).scene for group, config in RANDOMISED.items()}
     for group, scene in scenes.items():
         random = (len(scene.floors) - 1, len(scene.wall) - 1, len(scene.sky) - 1)
-        assert random == NUMBERS[group], "without the level's own"
+        assert random == TEXTURE_COUNTS[group], "without the level's own"
     for name in ("floors", "wall", "sky"):
         own, *_ = zip(*(getattr(scene, name) for scene in scenes.values()))
         assert all((texture == own[0]).all() for texture in own), "the first is the level's own"

@@ -181,6 +181,10 @@ def test_the_optimizer_is_torchs_adam(
     states = learner.state_dict(), plain.state_dict()
     for other, state in zip((plain, learner), states):
         other.load_state_dict(state)
+        found = other.state_dict()["weights"]
+        assert all(torch.equal(found[name], weight) for name, weight in state["weights"].items())
+    swapped = learner.state_dict(), plain.state_dict()
+    assert [state["optimizer"]["param_groups"][0]["fused"] for state in swapped] == [True, None], "each has its own"
     learner.update(batches[0])
     plain.update(batches[0])
     assert_same(learner, plain, **close)
