@@ -90,14 +90,15 @@ def _begin(
     options: CompareOptions, words: Sequence[str], command: str, console: Console
 ) -> tuple[Path, dict[str, Any], str]:
     """A new sweep, or one of the same folder and trials: as `_resume`. Says first what a suite will cost."""
-    trials = _plan(options, words)
-    folder = options.folder or _folder(options, trials)
+    asked = _plan(options, words)
+    folder = options.folder or _folder(options, asked)
     folder = folder.absolute()
-    command = sweep.begin(folder, trials, command)
-    is_begun = any((folder / name).exists() for name in trials)
-    if options.suite and not is_begun:
+    trials, command = sweep.begin(folder, asked, command, options.add)
+    todo = [name for name in asked if not (folder / name).exists()]
+    is_begun = len(todo) < len(asked) and not options.add
+    if options.suite and todo and not is_begun:
         with Busy(console, "trying each task and each core"):
-            cost = _cost(trials, options)
+            cost = _cost(asked, todo, options)
         say_all(console, {"cost": cost})
     return folder, trials, command
 
@@ -147,12 +148,11 @@ def _make_trials(options: CompareOptions, words: Sequence[str]) -> dict[str, Any
     if options.kind == "launch":
         words = ["--video-episodes", "0", *words]
 
-    # A suite is worth something with one core, too.
+    # A suite is worth something with one core, too, and one variant may be added to others.
     preset = options.preset
-    fewest = 2
+    fewest = 1 if options.suite or options.add else 2
     if options.suite:
         preset = preset or "general"
-        fewest = 1
     kind = CONFIGS[options.kind]
     axes = [(field, tuple(values)) for field, *values in options.vary]
 
@@ -180,8 +180,8 @@ def _try_agents(trials: dict[str, Any], local: bool) -> None:
             Trainer(config, Run(""), local).inherit()
 
 
-def _cost(trials: dict[str, Any], options: CompareOptions) -> str:
-    """How long a suite will take, in words.
+def _cost(trials: dict[str, Any], todo: Sequence[str], options: CompareOptions) -> str:
+    """How long those trials of a suite that are named will take, in words.
 
     Each task is tried with the first variant, and each variant on the first task. The others are estimated: if the
     first variant is half as fast on a task as on the first one, all variants are taken to be half as fast there.
@@ -205,7 +205,8 @@ def _cost(trials: dict[str, Any], options: CompareOptions) -> str:
                 speeds[key] = Trainer(config, Run(""), local=True).try_out()
 
     seconds = []
-    for trial, config in trials.items():
+    for trial in todo:
+        config = trials[trial]
         ratio_of_tasks = speeds[config.env, first_name] / speeds[first_env, first_name]
         speed = ratio_of_tasks * speeds[first_env, names[trial]]
         seconds.append(config.frames / speed)
@@ -214,7 +215,7 @@ def _cost(trials: dict[str, Any], options: CompareOptions) -> str:
     in_all = duration(sum(seconds) / at_once)
     each = f"{duration(min(seconds))} to {duration(max(seconds))}"
     where = f"{at_once} at a time on this machine, if nothing else runs here"
-    return f"about {in_all} for {len(trials)} runs of {each} each, {where}"
+    return f"about {in_all} for {plural(len(todo), 'run')} of {each} each, {where}"
 
 
 def _num_cpus() -> int:

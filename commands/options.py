@@ -325,6 +325,7 @@ class CompareOptions(Checked):
       compressive compare --kind speech --cores compressive transformer-xl lstm wavenet --seeds 0     section 5.6
       compressive compare --kind text --cores compressive lstm --corpus folder --path ~/books
       compressive compare --suite memory --cores compressive gru lru memoryless     one table of tasks and cores
+      compressive compare --suite memory --cores lstm --add             more cores, or seeds, in the same table
       compressive compare --resume runs/compare-cpu                     resume the sweep in this folder
       compressive compare --from runs/A runs/B runs/C                   only compare finished runs
     """
@@ -351,6 +352,8 @@ class CompareOptions(Checked):
     folder: NewFolder = None
     """Where runs and the report go; by default runs/compare-PRESET (compare-KIND-PRESET, compare-SUITE), or
     runs/comparison."""
+    add: bool = False
+    """Add these runs to the sweep in the folder, which is finished or stopped; its own runs are kept."""
     resume: NewFolder = None
     """Resume the sweep in this folder."""
     runs: Annotated[tuple[Path, ...], tyro.conf.arg(name="from", metavar="DIR [DIR ...]")] = ()
@@ -379,7 +382,7 @@ class CompareOptions(Checked):
             raise ValueError(f"suite: expected one of {', '.join(SUITES)}, got {self.suite!r}")
         if self.suite is not None and self.kind != "launch":
             raise ValueError(f"suite: expected none with --kind {self.kind}: suites are tasks of agents")
-        grid = ("kind", "suite", "preset", "cores", "rates", "vary", "seeds", "state_bytes")
+        grid = ("kind", "suite", "preset", "cores", "rates", "vary", "seeds", "state_bytes", "add")
         given = [f"--{name.replace('_', '-')}" for name in grid if getattr(self, name) != getattr(CompareOptions, name)]
         if given and (self.resume or self.runs):
             raise ValueError(f"{self.source}, got {', '.join(given)}")

@@ -38,25 +38,53 @@ Train = Callable[..., object]
 returns something true if the run is finished."""
 
 
-def begin(folder: Path, trials: Mapping[str, Configuration], command: str) -> str:
-    """Creates the folder of a sweep, or finds the same sweep in it; returns the command that began it."""
-    configs = {config.kind: type(config) for config in trials.values()}
-    plain = _plain(trials)
-    file = folder / FILE
-    # The same command again resumes the sweep.
-    if file.is_file():
-        old, first = read(folder, configs)
-        if _plain(old) != plain:
-            raise UserError(f"{folder} holds another sweep ({first}): expected a new folder, --folder DIR")
-        return first
+def begin(
+    folder: Path, trials: Mapping[str, Configuration], command: str, add: bool = False
+) -> tuple[dict[str, Any], str]:
+    """Creates the folder of a sweep, or finds the same sweep in it; returns its trials and the command that began it.
 
-    # The file of the lock is there before anything else.
-    folder.mkdir(parents=True, exist_ok=True)
-    others = [path for path in folder.iterdir() if path.name != ".lock"]
-    if others:
-        raise UserError(f"{folder} is not empty and holds no sweep: expected a new folder, --folder DIR")
-    write_json(file, {"command": command, "trials": plain})
-    return command
+    With `add`, the trials are added to those of the folder's sweep, and the command to its commands.
+
+    Raises:
+        UserError: if the folder holds something else, or with `add`, a trial of the same name with other settings.
+    """
+    file = folder / FILE
+    if not file.is_file():
+        # The file of the lock is there before anything else.
+        folder.mkdir(parents=True, exist_ok=True)
+        others = [path for path in folder.iterdir() if path.name != ".lock"]
+        if others:
+            raise UserError(f"{folder} is not empty and holds no sweep: expected a new folder, --folder DIR")
+        write_json(file, {"command": command, "trials": _plain(trials)})
+        return dict(trials), command
+
+    # The same command again resumes the sweep.
+    old, first = read(folder, {config.kind: type(config) for config in trials.values()})
+    if _plain(old) == _plain(trials):
+        return old, first
+    if not add:
+        expected = "expected a new folder, --folder DIR, or --add, to add these runs to it"
+        raise UserError(f"{folder} holds another sweep ({first}): {expected}")
+
+    with Run(folder).lock():
+        _require_equal(folder, old, trials)
+        both = {**old, **trials}
+        if both.keys() != old.keys():
+            first = f"{first}\n{command}"
+            write_json(file, {"command": first, "trials": _plain(both)})
+    return both, first
+
+
+def _require_equal(folder: Path, old: Mapping[str, Configuration], new: Mapping[str, Configuration]) -> None:
+    """Raises a UserError if trials of one name differ: what is trained already cannot have other settings."""
+    before = _plain(old)
+    for name, now in _plain(new).items():
+        fields = by_full_name(now)
+        fields_before = by_full_name(before.get(name, now))
+        for field, value in fields.items():
+            if fields_before.get(field) != value:
+                expected = f"expected its {field} to be {fields_before.get(field)!r}, as in its sweep"
+                raise UserError(f"{folder / name}: {expected}, got {value!r}")
 
 
 def _plain(trials: Mapping[str, Configuration]) -> dict[str, Json]:
