@@ -58,21 +58,25 @@ def begin(
         write_json(file, {"command": command, "trials": _plain(trials)})
         return dict(trials), command
 
-    # The same command again resumes the sweep.
-    old, first = read(folder, {config.kind: type(config) for config in trials.values()})
-    if _plain(old) == _plain(trials):
-        return old, first
+    classes = {config.kind: type(config) for config in trials.values()}
     if not add:
-        expected = "expected a new folder, --folder DIR, or --add, to add these runs to it"
-        raise UserError(f"{folder} holds another sweep ({first}): {expected}")
+        # The same command again resumes the sweep.
+        old, first = read(folder, classes)
+        if _plain(old) != _plain(trials):
+            expected = "expected a new folder, --folder DIR, or --add, to add these runs to it"
+            before = first.replace("\n", "; ")
+            raise UserError(f"{folder} holds another sweep ({before}): {expected}")
+        return old, first
 
     with Run(folder).lock():
+        old, first = read(folder, classes)
         _require_equal(folder, old, trials)
         both = {**old, **trials}
-        if both.keys() != old.keys():
-            first = f"{first}\n{command}"
-            write_json(file, {"command": first, "trials": _plain(both)})
-    return both, first
+        if both.keys() == old.keys():
+            return old, first
+        commands = f"{first}\n{command}"
+        write_json(file, {"command": commands, "trials": _plain(both)})
+    return both, commands
 
 
 def _require_equal(folder: Path, old: Mapping[str, Configuration], new: Mapping[str, Configuration]) -> None:

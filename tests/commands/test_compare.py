@@ -78,6 +78,29 @@ def test_environments_are_varied_as_well(tmp_path: Path) -> None:
     assert read(tmp_path, CONFIGS) == (trials, "compressive compare ..."), "a sweep's file holds all of it"
 
 
+def test_runs_are_added_to_a_sweep(tmp_path: Path) -> None:
+    old = grid(cores=("lstm", "gru"))
+    assert begin(tmp_path, old, "first") == (old, "first")
+    added = grid(cores=("gru", "lru"), seeds=(0, 1))
+    with pytest.raises(UserError, match=r"another sweep.*or --add"):
+        begin(tmp_path, added, "second")
+
+    # Trials of both commands, those of the first one first; the same again changes nothing.
+    both = {**old, **added}
+    assert list(both) == ["lstm-seed-0", "gru-seed-0", "lru-seed-0", "gru-seed-1", "lru-seed-1"]
+    for _ in range(2):
+        assert begin(tmp_path, added, "second", add=True) == (both, "first\nsecond")
+    assert read(tmp_path, CONFIGS) == (both, "first\nsecond")
+
+    # A run that is there has its settings.
+    other = grid(cores=("lstm", "lru"), options=["--learner.discount", "0.5"])
+    with pytest.raises(UserError, match=r"lstm-seed-0: expected its learner.discount to be 0\.\d+, .* got 0\.5"):
+        begin(tmp_path, other, "third", add=True)
+    with pytest.raises(UserError, match="is in use"), Run(tmp_path).lock():
+        begin(tmp_path, grid(cores=("lru",), seeds=(5,), fewest=1), "fourth", add=True)
+    assert read(tmp_path, CONFIGS) == (both, "first\nsecond")
+
+
 def test_labels_name_what_differs_within_a_core_and_between_all() -> None:
     trials = grid(rates=("1", "4"), cores=("lstm",), vary=[("learner.discount", ("0.9", "0.99"))])
     assert label(list(trials.values()))[0::5] == ["compressive (rate 1, discount 0.9)", "lstm (discount 0.99)"]

@@ -71,10 +71,13 @@ def test_the_cost_is_that_of_all_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Trainer, "try_out", try_out)
     monkeypatch.setattr(os, "cpu_count", lambda: 2)
     trials = suite_of((Task("short", SHORT, 6000), Task("long", LONG, 12_000)))
-    said = _cost(trials, CompareOptions(suite="memory"))
+    said = _cost(trials, [*trials], CompareOptions(suite="memory"))
     assert tried == [(SHORT, "gru"), (SHORT, "lstm"), (LONG, "gru")]
     # Two seeds of 60, 120, 240 and 480 s, two at a time.
     assert said.startswith("about 15:00 for 8 runs of 1:00 to 8:00 each, 2 at a time")
+    # Of a suite to which runs were added, those that are not there yet.
+    said = _cost(trials, [trial for trial in trials if trial.endswith("lstm-seed-1")], CompareOptions(suite="memory"))
+    assert said.startswith("about 5:00 for 2 runs of 2:00 to 8:00 each")
 
 
 @pytest.mark.parametrize("name", SUITES)

@@ -130,3 +130,8 @@ def test_a_sweep_of_sequence_models(tmp_path: Path, cli: Commands) -> None:
     assert "2, 2 of them finished" in cli.run(*words)
     assert (tmp_path / "all" / "lstm-seed-0" / "evaluation.json").stat().st_mtime_ns == before
     cli.refuse(*words, "--learner.learning-rate=1e-3", words="holds another sweep")
+
+    # Another seed of one model.
+    added = run(*words, "--cores", "lstm", "--seeds", "1", "--add").stdout
+    assert "3, 2 of them finished" in added
+    assert len(table(tmp_path / "all" / "report" / "runs.csv")) == 3
