@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
 Pattern = Callable[[Floats, Floats, np.random.Generator], Floats]
-"""Takes points (x, y) in u to shades in 0..1."""
+"""Takes points (x, y) in u to shades in 0..1. Points may be a grid that is given by its two axes, such as [X, 1] and
+[1, Y]: what depends on one axis alone is then computed once."""
 
 PERIOD = 64
 """The u after which noise repeats: walls repeat one tile of this length."""
@@ -27,8 +28,8 @@ def hexagons(x: Floats, y: Floats, length: float, width: float) -> tuple[Floats,
 
     Rows of hexagons lie along y, one every `width`; two rows take `length` of x.
     """
-    nearest = np.full(x.shape, np.inf)
-    cell = np.zeros(x.shape)
+    nearest = _filled(x, y, np.inf)
+    cell = _filled(x, y, 0.0)
     # Every second row is shifted by half a hexagon. A point is in the hexagon whose centre is the nearest.
     for shift in (0.0, 0.5):
         row = np.floor(x / length + 0.5 - shift)
@@ -42,6 +43,11 @@ def hexagons(x: Floats, y: Floats, length: float, width: float) -> tuple[Floats,
         nearest = np.where(is_nearer, distance, nearest)
         cell = np.where(is_nearer, number, cell)
     return nearest, cell
+
+
+def _filled(x: Floats, y: Floats, value: float) -> Floats:
+    """The same value at all points."""
+    return np.full(np.broadcast_shapes(x.shape, y.shape), value)
 
 
 def _between(low: Floats, high: Floats, share: Floats) -> Floats:
@@ -59,7 +65,7 @@ def noise(x: Floats, y: Floats, rng: np.random.Generator, finest: float, roughne
 
     Each grid has `roughness` times the weight of the coarser one.
     """
-    total = np.zeros(x.shape)
+    total = _filled(x, y, 0.0)
     weight = 1.0
     cell = 32.0
     while cell >= finest:
@@ -103,7 +109,7 @@ def _cell_shade(cell: Floats) -> Floats:
 
 
 def _flat(x: Floats, y: Floats, rng: np.random.Generator) -> Floats:
-    return np.full(x.shape, rng.random())
+    return _filled(x, y, rng.random())
 
 
 def _noise(x: Floats, y: Floats, rng: np.random.Generator) -> Floats:
@@ -152,7 +158,7 @@ def _hexagons(x: Floats, y: Floats, rng: np.random.Generator) -> Floats:
 
 def _plates(x: Floats, y: Floats, rng: np.random.Generator) -> Floats:
     """Outlines of plates and lines between them, as on the level's own walls, in any strength and density."""
-    shade = np.full(x.shape, rng.uniform(0.0, 0.4))
+    shade = _filled(x, y, rng.uniform(0.0, 0.4))
     line = rng.uniform(1.0, 3.0)
     for _ in range(rng.integers(4, 24)):
         left, top = rng.integers(0, PERIOD, 2)
@@ -180,7 +186,7 @@ def _blotches(x: Floats, y: Floats, rng: np.random.Generator) -> Floats:
 
 def _strokes(x: Floats, y: Floats, rng: np.random.Generator) -> Floats:
     """Straight strokes in any direction, of any length and shade."""
-    shade = np.full(x.shape, rng.random())
+    shade = _filled(x, y, rng.random())
     for _ in range(rng.integers(4, 20)):
         middle_x, middle_y = rng.uniform(0, PERIOD, 2)
         angle = rng.uniform(0, np.pi)
@@ -285,7 +291,8 @@ def surface(x: Floats, y: Floats, group: str, seed: int, rng: np.random.Generato
     contrast = rng.uniform(0.15, 1.0)
     light = dark + contrast * (light - dark)
 
-    shade = np.clip(pattern(x, y, rng), 0.0, 1.0)
+    shade = _filled(x, y, 0.0)
+    shade += np.clip(pattern(x, y, rng), 0.0, 1.0)
     if group == "train" and rng.random() < 0.4:  # two patterns at once
         other = family[rng.integers(len(family))]
         share = rng.uniform(0.2, 0.8)

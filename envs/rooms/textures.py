@@ -129,7 +129,7 @@ def floor(room: int, scale: float, seed: int | None = None, group: str | None = 
     x0, y0, x1, y1 = np.array(level.BOUNDS[room]) * scale
     columns = np.arange(x0 + TEXEL / 2, x1, TEXEL)
     rows = np.arange(y0 + TEXEL / 2, y1, TEXEL)
-    x, y = np.meshgrid(columns, rows, indexing="ij")
+    x, y = np.meshgrid(columns, rows, indexing="ij", sparse=True)
 
     rng = _generator(seed, 1, group)
     painted = _random_surface(x, y, seed, group, rng)
@@ -166,7 +166,7 @@ def wall(seed: int | None = None, group: str | None = None) -> NDArray[np.uint8]
     """[LEVELS, TILE, TILE_ROWS, 3]: a tile (column along the wall, row downward): azure, thin dark circuit lines."""
     columns = np.arange(TILE) * WALL_TEXEL
     rows = np.arange(TILE_ROWS) * WALL_TEXEL
-    along, down = np.meshgrid(columns, rows, indexing="ij")
+    along, down = np.meshgrid(columns, rows, indexing="ij", sparse=True)
 
     rng = _generator(seed, 2, group)
     tile = _random_surface(along, down, seed, group, rng)
@@ -235,7 +235,8 @@ def _random_sky(up: Floats, around: Floats, group: str, rng: np.random.Generator
     low = colour(rng, 0.3, 1.0)
     high = colour(rng, 0.3, 1.0)
     other = colour(rng, 0.3, 1.0)
-    x, y = np.broadcast_arrays(around * 64.0 / (2.0 * np.pi), up * 64.0)
+    x = around * 64.0 / (2.0 * np.pi)
+    y = up * 64.0
     if group == "train":
         strength = rng.choice([0.0, 0.8])
         share = strength * noise(x, y, rng, 2.0, 0.6)
@@ -315,12 +316,13 @@ def _draw_rims(image: Floats, up: Floats, azimuth: Floats) -> None:
     """Draws two rims of lamps into a sky, whose columns have these azimuths in degrees."""
     is_rim = np.abs(azimuth) < 60.0
     lamp = 96.0 + 80.0 * (np.cos(azimuth * 0.9) > -0.5)
+    lamps = np.broadcast_to(lamp[..., None], image.shape)
     for height in (0.53, 0.32):
         below = height - 1.24e-4 * azimuth**2 - up  # of the rim's middle line, in radii
         image[is_rim & (below > 0.075)] = (20.0, 69.0, 104.0)
         image[is_rim & (below > 0.022) & (below <= 0.075)] = (44.0, 50.0, 55.0)
         is_lamp = is_rim & (np.abs(below) <= 0.022)
-        image[:] = np.where(is_lamp[..., None], lamp[..., None], image)
+        image[is_lamp] = lamps[is_lamp]
 
 
 def _half_turn(degrees: Floats) -> Floats:
