@@ -1,6 +1,7 @@
 """Specs: what names environments on a command line, as text. Nothing here makes an environment.
 
-A spec is "kind:name" or "kind:name,field=value,...". Several that are joined by commas are several tasks.
+A spec is "kind:name" or "kind:name,field=value,...". Several that are joined by commas are several tasks. Commas in
+brackets or quotes belong to a value: "gym:my_module:Maze-v0,size=(3,4),name='a,b'".
 """
 
 import ast
@@ -13,6 +14,8 @@ from envs.dmlab30 import LEVELS, find
 
 KINDS = ("rooms", "dmlab", "gym", "dm", "envpool", "diagnostic")
 """The kinds of environments. `envs.registry.MAKERS` has the function that makes each."""
+BRACKETS = {"(": ")", "[": "]", "{": "}"}
+QUOTES = ("'", '"')
 EASIER_GAMES = ("episodic_life", "reward_clip")
 """Fields of Atari games, by which episodes are shorter and rewards smaller; training alone uses them."""
 
@@ -33,7 +36,7 @@ def parse_spec(spec: str) -> Spec:
     kind, colon, rest = spec.partition(":")
     if not colon or kind not in KINDS:
         raise ValueError(f"environment {spec!r}: expected 'kind:name' with a kind out of: {', '.join(KINDS)}")
-    name, *fields = rest.split(",")
+    name, *fields = split_at_commas(rest)
     overrides = {}
     for item in fields:
         field, equals, value = item.partition("=")
@@ -43,6 +46,35 @@ def parse_spec(spec: str) -> Spec:
             raise ValueError(f"environment {spec!r}: expected each field once, got {field.strip()} twice")
         overrides[field.strip()] = value.strip()
     return Spec(kind, name, overrides)
+
+
+def split_at_commas(text: str) -> list[str]:
+    """The parts of a text between commas, but for those in brackets or quotes: "a=(1,2),b" is "a=(1,2)" and "b".
+
+    A quote begins a value or is in brackets, so that an apostrophe in a value is one.
+
+    Raises:
+        ValueError: if a bracket or a quote is not closed.
+    """
+    parts = [""]
+    closing: list[str] = []  # what has to come, innermost last
+    for character in text:
+        is_quoted = bool(closing) and closing[-1] in QUOTES
+        if character == "," and not closing:
+            parts.append("")
+            continue
+        if closing and character == closing[-1]:
+            closing.pop()
+        elif is_quoted:
+            pass
+        elif character in BRACKETS:
+            closing.append(BRACKETS[character])
+        elif character in QUOTES and (closing or parts[-1].endswith("=")):
+            closing.append(character)
+        parts[-1] += character
+    if closing:
+        raise ValueError(f"{text!r}: expected {closing[-1]} before its end, to close what was opened")
+    return parts
 
 
 def literals(overrides: dict[str, str]) -> dict[str, Any]:
@@ -80,7 +112,7 @@ def tasks(spec: str) -> tuple[str, ...]:
 def _parts(spec: str) -> list[str]:
     """The specs that are joined in one; a new one begins where an item has a colon that is not in a field's value."""
     parts: list[str] = []
-    for item in spec.split(","):
+    for item in split_at_commas(spec):
         before_value, _, _ = item.partition("=")
         if not parts or ":" in before_value:
             parts.append(item)
@@ -121,7 +153,7 @@ def require_consent(spec: str, *allowed: str | None) -> None:
     """Raises a ValueError if a spec that the user has not typed chooses code, unless specs allow it by "kind:name"."""
     foreign = foreign_code(spec)
     # URLs may be allowed as well, but not here.
-    specs = [",".join(part for part in text.split(",") if "://" not in part) for text in allowed if text]
+    specs = [",".join(part for part in split_at_commas(text) if "://" not in part) for text in allowed if text]
     names = {task.partition(",")[0] for spec in specs if spec for task in tasks(spec)}
     for name, task in foreign.items():
         if name not in names:

@@ -1,9 +1,11 @@
 """Specs as texts: their kinds, and the tasks of a spec."""
 
+import re
+
 import pytest
 
 from envs.registry import MAKERS
-from envs.specs import KINDS, held_out, literals, tasks
+from envs.specs import KINDS, held_out, literals, parse_spec, tasks
 
 
 def test_every_kind_can_be_made() -> None:
@@ -13,6 +15,30 @@ def test_every_kind_can_be_made() -> None:
 def test_tasks_are_joined_by_commas() -> None:
     names = ["rooms:small,colours=ff0000+0000ff", "dmlab:a/b,test=True", "rooms:small"]
     assert list(tasks(",".join(names))) == names
+
+
+def test_commas_in_brackets_and_quotes_belong_to_a_value() -> None:
+    values = {
+        "size": "(3,4)",
+        "config": "{'a': [1,2], 'b,c': 'd:e,f'}",
+        "goal": "'red, then [blue'",
+        "said": "don't",
+        "x": "1",
+    }
+    spec = "gym:my_module:Maze-v0," + ",".join(f"{field}={text}" for field, text in values.items())
+    assert list(tasks(f"{spec},rooms:small")) == [spec, "rooms:small"]
+    assert parse_spec(spec) == ("gym", "my_module:Maze-v0", values)
+    assert str(parse_spec(spec)) == spec
+    assert literals(values) == {
+        "size": (3, 4),
+        "config": {"a": [1, 2], "b,c": "d:e,f"},
+        "goal": "red, then [blue",
+        "said": "don't",
+        "x": 1,
+    }
+    for unclosed, expected in (("size=(3,4", ")"), ("size=[3,{4]", "}"), ("goal='red, x=1", "'")):
+        with pytest.raises(ValueError, match=f"gym:a,{re.escape(unclosed)}.*: expected {re.escape(expected)} before"):
+            tasks(f"gym:a,{unclosed}")
 
 
 @pytest.mark.parametrize(
