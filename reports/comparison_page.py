@@ -548,7 +548,8 @@ def reach_table(comparison: Comparison) -> dict[str, Any]:
     if not any(comparison.confirmed(ours, theirs) for ours, theirs in pairs):
         return {"head": [], "rows": [], "delays": [], "says": ""}
 
-    tasks = levels(comparison.data if comparison.kind.unit == "frames" else ())
+    is_one_task = comparison.kind.unit == "frames" and len(comparison.data) == 1
+    tasks = levels(comparison.data if is_one_task else ())
     delays = list[int]()
     if len(tasks) == 1 and tasks[0].delay_frames:
         frames, repeat = tasks[0].delay_frames, tasks[0].action_repeat

@@ -256,8 +256,10 @@ def _known(mean: float, low: float, high: float) -> dict[str, float]:
 def as_metrics(summary: Json) -> dict[str, float]:
     """The scores of a summary and the ends of their intervals as metrics, "evaluation/return" and alike."""
     found = {"evaluation/episodes": float(summary["episodes"])}
-    counters = {f"counter/{name}": value for name, value in summary.get("counters", {}).items()}
-    for name, value in [*summary.items(), *counters.items()]:
+    scores = dict(summary)
+    for name, value in scores.pop("counters", {}).items():
+        scores[f"counter/{name}"] = value
+    for name, value in scores.items():
         metric = f"evaluation/{name}"
         if isinstance(value, dict) and "mean" in value:
             found[metric] = value["mean"]

@@ -25,7 +25,7 @@ from learner.errors import BatchLost, NotFinite
 from learner.learner import Learner, split
 from storage.checkpoints import LEARNER
 from storage.errors import UserError
-from storage.files import Json
+from storage.files import Json, require_schema
 from storage.run import Run
 from storage.serialization import Parts, write_trajectory
 from storage.stores import UrlStore
@@ -298,6 +298,10 @@ class Trainer(Training):
     def unpack(self, state: Json) -> None:
         self.curriculum.unpack(state)
         self.episodes = state["episodes"]
+        # Older checkpoints have no count of dropped unrolls.
+        dropped = state.get("dropped", 0)
+        require_schema(dropped, int, "state: dropped")
+        self.dropped = dropped
         self.launches = state["generation"] + 1
         self.config = dataclasses.replace(self.config, from_run=state["config"]["from_run"])
 
@@ -312,6 +316,7 @@ class Trainer(Training):
                 raise UserError(f"{self.place} was taken over by {owner}; this run ends with {self.saved}")
         counters = {
             "episodes": self.episodes,
+            "dropped": self.dropped,
             "generation": self.launches,
             **self.curriculum.pack(),
         }

@@ -420,13 +420,14 @@ def test_curves_are_of_the_last_stage_alone(make_run: MakeRun) -> None:
 @pytest.mark.parametrize("worse", [20.0, 58.0])
 def test_reach_is_beside_the_delays_of_a_level(worse: float, make_run: MakeRun, tmp_path: Path, cli: Commands) -> None:
     """It may explain a difference that is confirmed, and nothing else."""
-    cells = {}
+    cells, together = {}, list[Path]()
     for env in (RECALL, "rooms:small-recall-long"):
         runs = [
             make_run(f"{env}{core}{seed}", core, seed, [50.0], final + seed, env=env)
             for core, final in (("compressive", 60.0), ("transformer-xl", worse))
             for seed in range(5)
         ]
+        together += runs
         _, text = compare(cli, tmp_path / env, runs)
         found = embedded(tmp_path / env / "report.html")["reach"]
         cells[env] = [row[1:] for row in found["rows"]]
@@ -438,6 +439,10 @@ def test_reach_is_beside_the_delays_of_a_level(worse: float, make_run: MakeRun, 
     beyond = [["3 of 4", "87.5 %", "-"], ["1 of 4", "62.5 %", "-"]]
     expected = [[["72 steps"], ["24 steps"]], [["72 steps", *beyond[0]], ["24 steps", *beyond[1]]]]
     assert list(cells.values()) == (expected if worse == 20 else [[], []])
+
+    # What is measured on both together is not what the delays of one predict.
+    compare(cli, tmp_path / "both", together)
+    assert embedded(tmp_path / "both" / "report.html")["reach"]["delays"] == []
 
 
 def test_a_recurrent_memory_has_no_bound() -> None:

@@ -23,14 +23,17 @@ from training.trainer import Trainer
 
 def test_counters_are_those_that_have_no_scale_of_their_own() -> None:
     ends: list[dict[str, float]] = [
-        {"correct_choices": 1, "wrong_choices": 2, "doors": 3},
+        {"correct_choices": 1, "wrong_choices": 2, "doors": 3, "mean": 7},
         {"doors": 5, "keys": 1},
     ]
     episodes = [Episode(0.0, 1, 0, 0, 0, metrics) for metrics in ends]
     counters = counters_of(episodes)
-    assert {name: values.tolist() for name, values in counters.items()} == {"doors": [3, 5], "keys": [1]}
+    assert {name: values.tolist() for name, values in counters.items()} == {"doors": [3, 5], "mean": [7], "keys": [1]}
     summary = summarize(episodes, "diagnostic:recall")
-    assert as_metrics(summary)["evaluation/counter/doors"] == summary["counters"]["doors"]["mean"] == 4
+    metrics = as_metrics(summary)
+    assert metrics["evaluation/counter/doors"] == summary["counters"]["doors"]["mean"] == 4
+    assert metrics["evaluation/counter/mean"] == 7, "a counter may have any name"
+    assert "evaluation/counters" not in metrics
 
 
 class TwoAndTwenty(Counting):

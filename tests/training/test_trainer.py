@@ -138,6 +138,10 @@ def test_only_unrolls_older_than_the_limit_are_dropped(
     assert max(row["policy_lag/max"] for row in rows) == (0 if dropped else 3)
     assert trainer.episodes == len(versions), "episodes of dropped unrolls count"
 
+    # The count goes on when the run does: the next unroll is late again.
+    again = train(dataclasses.replace(CONFIG, max_policy_lag=limit, log_every=1), tmp_path, 1, resume=True)
+    assert again.dropped == (dropped + 1 if dropped else 0)
+
 
 @pytest.mark.parametrize(("owner", "method"), [(LocalPool, "get"), (Learner, "update"), (LocalPool, "publish")])
 def test_errors_do_not_lose_what_was_learned(
