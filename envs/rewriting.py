@@ -171,7 +171,8 @@ class ColorCubes(DiagnosticEnv):
     cell, and the next target is another colour. Besides, in every step, with probability `teleport`, one cube that is
     not the target moves to a free cell. All cubes are shown at the start of the episode and whenever one has moved, and
     never else, so that what is remembered has to be corrected. With `extreme` all later pictures show which cells have
-    a cube and not their colours: what moved follows from what was there before.
+    a cube and not their colours: what moved follows from what was there before. With `hints` all cubes are shown in that
+    share of the other steps as well, so that there are stages on the way to the task: with 1 nothing has to be kept.
 
     The paper gives the idea and names (Trivial: `teleport=0`; Medium; Extreme); size of the grid, numbers, probability,
     rewards, and that a wrong cube ends the episode are choices made here. Episodes are truncated after 8 size targets
@@ -199,19 +200,22 @@ class ColorCubes(DiagnosticEnv):
         targets: int = 5,
         teleport: float = 0.1,
         extreme: bool = False,
+        hints: float = 0.0,
     ) -> None:
         require_least(2, size=size, colours=colours)
         require_least(1, targets=targets)
         if colours >= size * size:
             raise ValueError(f"colours: expected fewer than the grid's {size * size} cells, got {colours}")
-        if type(teleport) not in (int, float) or not 0 <= teleport <= 1:
-            raise ValueError(f"teleport: expected a probability in 0..1, got {teleport!r}")
+        for name, share in {"teleport": teleport, "hints": hints}.items():
+            if type(share) not in (int, float) or not 0 <= share <= 1:
+                raise ValueError(f"{name}: expected a probability in 0..1, got {share!r}")
         require_flag(extreme=extreme)
         self.size = size
         self.colours = colours
         self.targets = targets
         self.teleport = float(teleport)
         self.extreme = extreme
+        self.hints = float(hints)
         self.shapes = {"cell": (colours,)}
         self.limit = 8 * size * targets
         features = 2 * size + colours + 1 + size * size * (colours + 1)
@@ -253,6 +257,11 @@ class ColorCubes(DiagnosticEnv):
             free = free + (taken <= free)
         self.cell[index, moved] = free
 
+    def _happens(self, probability: float) -> NDArray[np.bool_]:
+        """Whether something of this probability happens now, in each row."""
+        every = np.ones(self.num_envs, bool)
+        return draw(self, every, 1_000_000) < round(1_000_000 * probability)
+
     def act(self, actions: NDArray[np.int64]) -> Step:
         rows = np.arange(self.num_envs)
         every = np.ones(self.num_envs, bool)
@@ -273,7 +282,7 @@ class ColorCubes(DiagnosticEnv):
         self.target[:] = np.where(goes_on, (self.target + step) % self.colours, self.target)
 
         # A cube that is not the target moves.
-        chance = draw(self, every, 1_000_000) < round(1_000_000 * self.teleport)
+        chance = self._happens(self.teleport)
         step = 1 + draw(self, every, self.colours - 1)
         other = (self.target + step) % self.colours
         teleports = chance & ~goes_on & ~over
@@ -281,6 +290,8 @@ class ColorCubes(DiagnosticEnv):
 
         how = 2 if self.extreme else 1
         self.shown[:] = np.where(goes_on | teleports, how, 0)
+        if self.hints:
+            self.shown[self._happens(self.hints)] = 1
         late = ~over & (self.time == self.limit)
         return right / self.targets, over, late
 

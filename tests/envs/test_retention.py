@@ -213,6 +213,21 @@ def test_every_cube_but_the_target_moves_at_times() -> None:
     assert moved == {1, 2, 3}
 
 
+@pytest.mark.parametrize("extreme", [False, True])
+@pytest.mark.parametrize("hints", [0.0, 0.5, 1.0])
+def test_hints_show_all_cubes_more_often(hints: float, extreme: bool) -> None:
+    env = ColorCubes(ROWS, size=3, colours=2, targets=2, teleport=0.0, hints=hints, extreme=extreme)
+    first = 2 * 3 + 2 + 1
+    seen, _ = env.reset(seed=0)
+    shown = []
+    for _ in range(env.limit - 1):
+        seen, *_ = env.step(np.zeros(ROWS, int))
+        colours = seen[:, first : first + 18].reshape(ROWS, 2, 9)
+        shown.append(colours.any((1, 2)))
+        assert (colours.argmax(2) == env.cell)[shown[-1]].all(), "the cubes with their colours"
+    assert np.mean(shown) == pytest.approx(hints, abs=0.1)
+
+
 def test_color_cubes_end_at_a_wrong_cube_and_are_truncated() -> None:
     env = ColorCubes(ROWS, size=3, colours=2, targets=2, teleport=0.0)
     env.reset(seed=0)
@@ -237,6 +252,7 @@ def test_color_cubes_end_at_a_wrong_cube_and_are_truncated() -> None:
         ("association,values=1", "values: expected an integer in 2"),
         ("color-cubes,size=2,colours=4", "colours: expected fewer than the grid's 4 cells, got 4"),
         ("color-cubes,teleport=2", "teleport: expected a probability in 0..1, got 2"),
+        ("color-cubes,hints=-1", "hints: expected a probability in 0..1, got -1"),
         ("color-cubes,extreme=yes", "extreme: expected True or False, got 'yes'"),
     ],
 )
