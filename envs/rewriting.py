@@ -171,8 +171,9 @@ class ColorCubes(DiagnosticEnv):
     cell, and the next target is another colour. Besides, in every step, with probability `teleport`, one cube that is
     not the target moves to a free cell. All cubes are shown at the start of the episode and whenever one has moved, and
     never else, so that what is remembered has to be corrected. With `extreme` all later pictures show which cells have
-    a cube and not their colours: what moved follows from what was there before. With `hints` all cubes are shown in that
-    share of the other steps as well, so that there are stages on the way to the task: with 1 nothing has to be kept.
+    a cube and not their colours: what moved follows from what was there before. With `hints` all cubes are shown in
+    that share of the other steps as well, so that there are stages on the way to the task: with 1 nothing has to be
+    kept.
 
     The paper gives the idea and names (Trivial: `teleport=0`; Medium; Extreme); size of the grid, numbers, probability,
     rewards, and that a wrong cube ends the episode are choices made here. Episodes are truncated after 8 size targets
