@@ -28,7 +28,10 @@ class Spec(NamedTuple):
     overrides: dict[str, str]
 
     def __str__(self) -> str:
-        return ",".join([f"{self.kind}:{self.name}", *(f"{field}={text}" for field, text in self.overrides.items())])
+        parts = [f"{self.kind}:{self.name}"]
+        for field, text in self.overrides.items():
+            parts.append(f"{field}={text}")
+        return ",".join(parts)
 
 
 def parse_spec(spec: str) -> Spec:
@@ -83,7 +86,8 @@ def literals(overrides: dict[str, str]) -> dict[str, Any]:
     for field, text in overrides.items():
         if text in ("true", "false"):
             text = text.capitalize()
-        with suppress(ValueError, SyntaxError, RecursionError, MemoryError):  # the last two for very deep nesting
+        # A TypeError is raised for "{[1]: 2}", whose key has no hash, the last two errors for very deep nesting.
+        with suppress(ValueError, SyntaxError, TypeError, RecursionError, MemoryError):
             values[field] = ast.literal_eval(text)
     return values
 
@@ -137,24 +141,47 @@ def foreign_code(spec: str) -> dict[str, str]:
     numbers and single words. All others run only what is installed: EnvPool's ids name no modules, and none of its
     fields that `envs.pool` allows names a file.
     """
-    return {task.partition(",")[0]: task for task in tasks(spec) if _chooses_code(parse_spec(task))}
+    return {_without_fields(task): task for task in tasks(spec) if _chooses_code(parse_spec(task))}
+
+
+def _without_fields(task: str) -> str:
+    """The "kind:name" with which a task begins."""
+    beginning, _, _ = task.partition(",")
+    return beginning
 
 
 def _chooses_code(spec: Spec) -> bool:
+    if spec.kind == "dm":
+        return True
+    if spec.kind == "dmlab":
+        is_level = re.fullmatch(r"(\w+/)*\w+", spec.name)
+        return not is_level
     if spec.kind == "gym":
-        values = literals(spec.overrides).values()
-        plain = (isinstance(v, (int, float)) or v is None or re.fullmatch(r"[\w-]*", str(v)) for v in values)
         package, colon, _ = spec.name.rpartition(":")
-        return bool(colon and package not in gym.PACKAGES) or not all(plain)
-    return spec.kind == "dm" or (spec.kind == "dmlab" and not re.fullmatch(r"(\w+/)*\w+", spec.name))
+        if colon and package not in gym.PACKAGES:
+            return True
+        return not all(_is_plain(value) for value in literals(spec.overrides).values())
+    return False
+
+
+def _is_plain(value: Any) -> bool:
+    """Whether a value is a number, None or a single word."""
+    if value is None or isinstance(value, int | float):
+        return True
+    return re.fullmatch(r"[\w-]*", str(value)) is not None
 
 
 def require_consent(spec: str, *allowed: str | None) -> None:
     """Raises a ValueError if a spec that the user has not typed chooses code, unless specs allow it by "kind:name"."""
     foreign = foreign_code(spec)
-    # URLs may be allowed as well, but not here.
-    specs = [",".join(part for part in split_at_commas(text) if "://" not in part) for text in allowed if text]
-    names = {task.partition(",")[0] for spec in specs if spec for task in tasks(spec)}
+    names = set[str]()
+    for text in allowed:
+        if not text:
+            continue
+        # URLs may be allowed as well, but not here.
+        permitted = ",".join(part for part in split_at_commas(text) if "://" not in part)
+        if permitted:
+            names.update(_without_fields(task) for task in tasks(permitted))
     for name, task in foreign.items():
         if name not in names:
             raise ValueError(
@@ -170,13 +197,16 @@ def held_out(spec: str) -> str:
     two training levels share occurs once. A view that only a teacher sees is left out.
     """
     found: list[Spec] = []
-    for tested in map(parse_spec, tasks(untaught(spec))):
+    for task in tasks(untaught(spec)):
+        tested = parse_spec(task)
         if tested.kind == "dmlab":
-            level = find(tested.name)
-            tested = Spec("dmlab", level.test if level else tested.name, tested.overrides | {"test": "True"})
+            name = tested.name
+            level = find(name)
+            if level is not None:
+                name = level.test
+            tested = Spec("dmlab", name, tested.overrides | {"test": "True"})
         elif tested.kind == "envpool" or _is_atari(tested):
-            fields = {field: text for field, text in tested.overrides.items() if field not in EASIER_GAMES}
-            tested = tested._replace(overrides=fields)
+            tested = _without(tested, *EASIER_GAMES)
         if tested not in found:
             found.append(tested)
     return ",".join(map(str, found))
@@ -191,6 +221,15 @@ def untaught(spec: str) -> str:
     parsed = [parse_spec(task) for task in tasks(spec)]
     seen = []
     for task in parsed:
-        fields = {field: text for field, text in task.overrides.items() if field != "own_view"}
-        seen.append(task._replace(overrides=fields) if task.kind == "rooms" else task)
-    return spec if seen == parsed else ",".join(map(str, seen))
+        if task.kind == "rooms":
+            task = _without(task, "own_view")
+        seen.append(task)
+    if seen == parsed:
+        return spec
+    return ",".join(map(str, seen))
+
+
+def _without(spec: Spec, *left_out: str) -> Spec:
+    """A spec without some of its fields."""
+    fields = {field: text for field, text in spec.overrides.items() if field not in left_out}
+    return spec._replace(overrides=fields)

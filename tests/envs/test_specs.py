@@ -70,3 +70,8 @@ def test_values_are_those_of_python_and_small_true_and_false() -> None:
     values = {"hud": "false", "sky": "true", "walls": "False", "name": "falsetto", "size": "3", "scale": "0.5"}
     expected = {"hud": False, "sky": True, "walls": False, "name": "falsetto", "size": 3, "scale": 0.5}
     assert literals(values) == expected
+
+
+def test_what_is_no_value_of_python_stays_text() -> None:
+    values = {"key": "{[1]: 2}", "member": "{{}}", "sum": "1 + x", "deep": "(" * 300}
+    assert literals(values) == values
