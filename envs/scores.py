@@ -11,9 +11,11 @@ from envs.registry import diagnostic_task
 from envs.rooms.config import VARIANTS
 from envs.specs import parse_spec
 
-LEVEL, ORACLE = BY_NAME["rooms_select_nonmatching_object"], 77.0
-"""The level of DMLab-30 that is re-created, and what the oracle that plans (`rooms.planner`) scores there: the same for
-every seed, and with nine and fifteen actions."""
+LEVEL = BY_NAME["rooms_select_nonmatching_object"]
+"""The level of DMLab-30 that is re-created."""
+ORACLE = 77.0
+"""What the oracle that plans (`rooms.planner`) scores on it: the same for every seed, and with nine and fifteen
+actions."""
 
 MEASURED: dict[str, dict[str, float]] = {
     "full": {"oracle": 77.0, "random": 0.82},
@@ -52,8 +54,13 @@ def reference_scores(spec: str) -> dict[str, float | None]:
         task, fields = diagnostic_task(name, overrides)
         scores = task.scores(**fields)
         return {name: scores.get(name) for name in known}
-    if kind == "dmlab" and (level := find(name)):
-        return known | {"human": level.human, "random": level.random, "oracle": ORACLE if level is LEVEL else None}
+    if kind == "dmlab":
+        level = find(name)
+        if level is not None:
+            known |= {"human": level.human, "random": level.random}
+        if level is LEVEL:
+            known["oracle"] = ORACLE
+        return known
     if kind != "rooms":
         return known
     if name not in VARIANTS:
@@ -69,22 +76,33 @@ def reference_scores(spec: str) -> dict[str, float | None]:
 def chance_of_choice(spec: str) -> float | None:
     """Share of correct choices without memory: one of two objects is right. None where choices are not counted."""
     kind, name, _ = parse_spec(spec)
-    return 0.5 if kind == "rooms" or (kind == "dmlab" and find(name) is LEVEL) else None
+    is_level = kind == "dmlab" and find(name) is LEVEL
+    if kind == "rooms" or is_level:
+        return 0.5
+    return None
 
 
 def mean_normalised(scores: Mapping[str, float]) -> dict[str, float]:
     """Means over tasks, in %, of scores by spec: human_normalised, human_normalised_capped and oracle_normalised.
 
     100 * (score - random) / (best - random), with the human or the oracle's score as the best. Capped: no task counts
-    for more than 100 (Espeholt et al. 2018, section 5.3). Each mean is over the tasks whose references are known, and
-    left out where there are none.
+    for more than 100 (Espeholt et al. 2018, section 5.3). Each mean is over the tasks whose references are known and
+    differ, and left out where there are none.
     """
     scales: dict[str, list[float]] = {"human_normalised": [], "human_normalised_capped": [], "oracle_normalised": []}
     for spec, score in scores.items():
         reference = reference_scores(spec)
-        for best in ("human", "oracle"):
-            top, random = reference[best], reference["random"]
-            if top is not None and random is not None:
-                scales[f"{best}_normalised"].append(100.0 * (score - random) / (top - random))
+        random = reference["random"]
+        for player in ("human", "oracle"):
+            best = reference[player]
+            # They are equal where nothing is to be gained, as in "diagnostic:recall,reward=0".
+            if best is None or random is None or best == random:
+                continue
+            scales[f"{player}_normalised"].append(100.0 * (score - random) / (best - random))
     scales["human_normalised_capped"] = [min(value, 100.0) for value in scales["human_normalised"]]
-    return {name: sum(values) / len(values) for name, values in scales.items() if values}
+
+    means = {}
+    for name, values in scales.items():
+        if values:
+            means[name] = sum(values) / len(values)
+    return means

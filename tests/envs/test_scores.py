@@ -53,3 +53,9 @@ def test_means_over_tasks() -> None:
     scores = {"dmlab:rooms_watermaze": 2 * 54 - 4.065, "dmlab:lasertag_one_opponent_small": -0.224, "dmlab:x": 9.0}
     expected = {"human_normalised": pytest.approx(100.0), "human_normalised_capped": pytest.approx(50.0)}
     assert envs.mean_normalised(scores) == expected
+
+
+def test_a_task_in_which_nothing_is_to_be_gained_is_left_out_of_the_means() -> None:
+    nothing = "diagnostic:recall,reward=0"
+    assert envs.mean_normalised({nothing: 0.0}) == {}
+    assert envs.mean_normalised({nothing: 0.0, "rooms:small": 242.0}) == {"oracle_normalised": pytest.approx(100.0)}
