@@ -143,15 +143,23 @@ class BatchedEnv(VectorEnv):
     def set_state(self, state: dict[str, NDArray]) -> Any:
         """Continues from a state of `get_state` and returns its observations [N, ...]."""
         for name in sorted(self.arrays.keys() | state.keys()):
-            own = np.asarray(self.arrays.get(name))
-            given = np.asarray(state.get(name))
-            if (given.shape, given.dtype) != (own.shape, own.dtype):
-                raise ValueError(f"state[{name!r}]: expected {own.dtype} {own.shape}, got {given.dtype} {given.shape}")
+            expected = _form(self.arrays.get(name))
+            given = _form(state.get(name))
+            if given != expected:
+                raise ValueError(f"state[{name!r}]: expected {expected}, got {given}")
         for name, own in self.arrays.items():
             own[:] = state[name]
         self._reset_once = True
         self.begin(np.zeros(self.num_envs, bool))  # begins no episode, but draws the views where there are any
         return self.observe()
+
+
+def _form(array: NDArray | None) -> str:
+    """The dtype and shape of an array, for errors; None is "nothing"."""
+    if array is None:
+        return "nothing"
+    array = np.asarray(array)
+    return f"{array.dtype} {list(array.shape)}"
 
 
 def stream(entropy: int | tuple[int, ...] | None) -> np.uint64:

@@ -42,10 +42,15 @@ class DeviceEnv(ABC):
     ) -> None:
         if num_envs < 1:
             raise ValueError(f"num_envs: expected at least 1, got {num_envs}")
-        self.num_envs, self.num_actions, self.action_repeat = num_envs, num_actions, action_repeat
-        self.observation, self.state = observation, state
-        self.device = (observation[0] if isinstance(observation, tuple) else observation).device
+        self.num_envs = num_envs
+        self.num_actions = num_actions
+        self.action_repeat = action_repeat
+        self.observation = observation
+        self.state = state
         self.counters = counters or {}
+
+        first_part = observation[0] if isinstance(observation, tuple) else observation
+        self.device = first_part.device
         self.action = torch.full((num_envs,), -1, device=self.device)
         self.begin = torch.zeros(num_envs, dtype=torch.bool, device=self.device)
         self.reward = torch.zeros(num_envs, dtype=torch.float64, device=self.device)
@@ -77,18 +82,29 @@ class DeviceEnv(ABC):
 
     def get_state(self) -> dict[str, Tensor]:
         """All that decides what happens next: copies on the CPU, by name, for `set_state`."""
-        own = {**self.state, "terminated": self.terminated, "truncated": self.truncated}
-        return {name: tensor.to("cpu", copy=True) for name, tensor in own.items()}
+        return {name: tensor.to("cpu", copy=True) for name, tensor in self._whole_state().items()}
 
     def set_state(self, state: dict[str, Tensor]) -> None:
         """Continues from a state of `get_state`, with its observation. Raises a ValueError if it has another form."""
-        own = {**self.state, "terminated": self.terminated, "truncated": self.truncated}
+        own = self._whole_state()
         for name in sorted(own.keys() | state.keys()):
-            pair = [None if t is None else (t.dtype, tuple(t.shape)) for t in (own.get(name), state.get(name))]
-            if pair[0] != pair[1]:
-                raise ValueError(f"state[{name!r}]: expected {pair[0]}, got {pair[1]}")
+            expected = _form(own.get(name))
+            given = _form(state.get(name))
+            if given != expected:
+                raise ValueError(f"state[{name!r}]: expected {expected}, got {given}")
         for name, tensor in own.items():
             tensor.copy_(state[name])
         self.begin.fill_(False)
         self.action.fill_(-1)
         self.launch()  # observes
+
+    def _whole_state(self) -> dict[str, Tensor]:
+        """`state`, and which episodes are over."""
+        return {**self.state, "terminated": self.terminated, "truncated": self.truncated}
+
+
+def _form(tensor: Tensor | None) -> str:
+    """The dtype and shape of a tensor, for errors; None is "nothing"."""
+    if tensor is None:
+        return "nothing"
+    return f"{tensor.dtype} {list(tensor.shape)}"

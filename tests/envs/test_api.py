@@ -48,6 +48,12 @@ def test_wrong_calls_of_batched_environments(spec: str) -> None:
     for wrong in (env.get_state() | {"rng": np.zeros(3)}, env.get_state() | {"more": np.zeros(2)}, {}):
         with pytest.raises(ValueError, match=r"state\['\w+'\]: expected"):
             env.set_state(wrong)
+    with pytest.raises(ValueError, match=r"^state\['more'\]: expected nothing, got float64 \[2\]$"):
+        env.set_state(env.get_state() | {"more": np.zeros(2)})
+    without = env.get_state()
+    del without["rng"]
+    with pytest.raises(ValueError, match=r"^state\['rng'\]: expected uint64 \[2\], got nothing$"):
+        env.set_state(without)
     with pytest.raises(ValueError, match="num_envs: expected at least 1, got 0"):
         envs.make_vector(spec, 0)
 

@@ -149,7 +149,9 @@ def test_states_of_another_form_are_refused(spec: str) -> None:
     for wrong in ({"rng": state["rng"][:1]}, {"rng": state["rng"].double()}, {"more": torch.zeros(2)}):
         with pytest.raises(ValueError, match=rf"state\['{next(iter(wrong))}'\]: expected "):
             env.set_state({**state, **wrong})
-    with pytest.raises(ValueError, match=r"state\['truncated'\]: expected .* got None"):
+    with pytest.raises(ValueError, match=r"^state\['more'\]: expected nothing, got torch\.float32 \[2\]$"):
+        env.set_state({**state, "more": torch.zeros(2)})
+    with pytest.raises(ValueError, match=r"^state\['truncated'\]: expected torch\.bool \[2\], got nothing$"):
         env.set_state({name: tensor for name, tensor in state.items() if name != "truncated"})
 
 
