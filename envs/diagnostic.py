@@ -28,15 +28,19 @@ class DiagnosticEnv(BatchedEnv):
     shapes: dict[str, tuple[int, ...]] = {}  # noqa: RUF012 (subclasses replace it)
 
     def __init__(self, num_envs: int, observation_space: spaces.Box, num_actions: int) -> None:
-        self.rng, over = np.zeros(num_envs, np.uint64), np.zeros(num_envs, bool)
+        self.rng = np.zeros(num_envs, np.uint64)
+        over = np.zeros(num_envs, bool)
+        arrays: dict[str, NDArray] = {"rng": self.rng, "over": over}
         for name in (*self.variables, *self.shapes):
-            setattr(self, name, np.zeros((num_envs, *self.shapes.get(name, ())), np.int64))
-        own = {name: getattr(self, name) for name in (*self.variables, *self.shapes)}
-        arrays = {"rng": self.rng, "over": over, **own}
+            shape_of_row = self.shapes.get(name, ())
+            arrays[name] = np.zeros((num_envs, *shape_of_row), np.int64)
+            setattr(self, name, arrays[name])
         super().__init__(num_envs, observation_space, num_actions, arrays=arrays, over=over)
-        for name in ("action_names", "element_names"):
-            if names := getattr(self, name):
-                self.metadata[name] = names
+
+        if self.action_names:
+            self.metadata["action_names"] = self.action_names
+        if self.element_names:
+            self.metadata["element_names"] = self.element_names
 
     def act(self, actions: NDArray[np.int64]) -> Step:
         """Takes `actions` [N] in all rows, also in those that then begin an episode."""
@@ -63,9 +67,10 @@ class Recall(DiagnosticEnv):
     def __init__(self, num_envs: int, delay: int = 20, symbols: int = 4, reward: float = 1.0) -> None:
         require_least(1, delay=delay)
         require_least(2, symbols=symbols)
-        if type(reward) not in (int, float):
-            raise ValueError(f"reward: expected a number, got {reward!r}")
-        self.delay, self.symbols, self.reward = delay, symbols, reward
+        require_number(reward=reward)
+        self.delay = delay
+        self.symbols = symbols
+        self.reward = reward
         super().__init__(num_envs, spaces.Box(0, 1, (symbols + 1,), np.float32), symbols)
 
     @staticmethod
@@ -117,19 +122,24 @@ class TMaze(DiagnosticEnv):
 
     def begin(self, rows: NDArray[np.bool_]) -> None:
         self.side[rows] = draw(self, rows, 2)
-        self.place[rows] = self.time[rows] = 0
+        self.place[rows] = 0
+        self.time[rows] = 0
 
     def act(self, actions: NDArray[np.int64]) -> Step:
         turned = (self.place == self.length) & (actions > 0)
-        reward = np.where(actions - 1 == self.side, 1.0, -1.0) * turned
+        is_correct = actions - 1 == self.side
+        reward = np.where(is_correct, 1.0, -1.0) * turned
         self.place[:] = np.minimum(self.place + (actions == 0), self.length)
         self.time += 1
-        return reward, turned, ~turned & (self.time == 4 * (self.length + 1))
+        late = ~turned & (self.time == 4 * (self.length + 1))
+        return reward, turned, late
 
     def observe(self) -> NDArray[np.float32]:
-        start = self.place == 0
-        seen = (start & (self.side == 0), start & (self.side == 1), self.place == self.length)
-        return np.stack(seen, axis=1).astype(np.float32)
+        at_start = self.place == 0
+        sign_left = at_start & (self.side == 0)
+        sign_right = at_start & (self.side == 1)
+        at_junction = self.place == self.length
+        return np.stack([sign_left, sign_right, at_junction], axis=1).astype(np.float32)
 
     def oracle_actions(self) -> NDArray[np.int64]:
         return np.where(self.place == self.length, 1 + self.side, 0)

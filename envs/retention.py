@@ -45,28 +45,37 @@ class PassiveTMaze(DiagnosticEnv):
 
     def begin(self, rows: NDArray[np.bool_]) -> None:
         self.side[rows] = draw(self, rows, 2)
-        self.place[rows] = self.height[rows] = self.time[rows] = 0
+        self.place[rows] = 0
+        self.height[rows] = 0
+        self.time[rows] = 0
 
     def act(self, actions: NDArray[np.int64]) -> Step:
         self.time += 1
+        along = (actions == 0).astype(int) - (actions == 2)
+        upward = (actions == 1).astype(int) - (actions == 3)
+
+        # Both moves start from where the player is now: from an arm of the junction only the way back moves.
         in_corridor = self.height == 0
         at_junction = self.place == self.length
-        # From an arm of the junction only the way back moves.
-        vertical = (actions == 1).astype(int) - (actions == 3)
-        along = (actions == 0).astype(int) - (actions == 2)
-        self.place[:] = np.where(in_corridor, np.clip(self.place + along, 0, self.length), self.place)
-        self.height[:] = np.where(at_junction, np.clip(self.height + vertical, -1, 1), 0)
+        moved_along = np.clip(self.place + along, 0, self.length)
+        moved_upward = np.clip(self.height + upward, -1, 1)
+        self.place[:] = np.where(in_corridor, moved_along, self.place)
+        self.height[:] = np.where(at_junction, moved_upward, 0)
+
         over = self.time == self.length + 1
-        turned_right = self.height == 1 - 2 * self.side
+        height_of_sign = 1 - 2 * self.side  # 1 is up, -1 down
+        is_correct = self.height == height_of_sign
         behind = self.place < self.time
-        reward = np.where(over, turned_right, -(behind / self.length))
+        reward = np.where(over, is_correct, -(behind / self.length))
         return reward, over, np.zeros_like(over)
 
     def observe(self) -> NDArray[np.float32]:
-        first = self.time == 0
-        junction = (self.place == self.length) & (self.height == 0)
-        seen = (first & (self.side == 0), first & (self.side == 1), self.place == 0, junction)
-        return np.stack(seen, axis=1).astype(np.float32)
+        is_first = self.time == 0
+        sign_up = is_first & (self.side == 0)
+        sign_down = is_first & (self.side == 1)
+        at_start = self.place == 0
+        at_junction = (self.place == self.length) & (self.height == 0)
+        return np.stack([sign_up, sign_down, at_start, at_junction], axis=1).astype(np.float32)
 
     def oracle_actions(self) -> NDArray[np.int64]:
         return np.where(self.place == self.length, 1 + 2 * self.side, 0)
@@ -90,7 +99,9 @@ class RepeatPrevious(DiagnosticEnv):
         require_least(1, delay=delay)
         require_least(2, symbols=symbols)
         require_least(delay + 1, steps=steps)
-        self.delay, self.symbols, self.steps = delay, symbols, steps
+        self.delay = delay
+        self.symbols = symbols
+        self.steps = steps
         self.shapes = {"shown": (delay + 1,)}
         super().__init__(num_envs, spaces.Box(0, 1, (symbols,), np.float32), symbols)
 
@@ -103,7 +114,7 @@ class RepeatPrevious(DiagnosticEnv):
         self.shown[rows, 0] = draw(self, rows, self.symbols)
 
     def _asked(self) -> NDArray[np.int64]:
-        """The symbol of `delay` steps ago; where there was none, an old one."""
+        """The symbol of `delay` steps ago, which the next step will overwrite; where there was none, an old one."""
         return self.shown[np.arange(self.num_envs), (self.time + 1) % (self.delay + 1)]
 
     def act(self, actions: NDArray[np.int64]) -> Step:
@@ -111,12 +122,17 @@ class RepeatPrevious(DiagnosticEnv):
         reward = np.where(actions == self._asked(), worth, -worth)
         self.time += 1
         over = self.time == self.steps
+        rows = np.arange(self.num_envs)
         every = np.ones(self.num_envs, bool)
-        self.shown[np.arange(self.num_envs), self.time % (self.delay + 1)] = draw(self, every, self.symbols)
+        self.shown[rows, self._present()] = draw(self, every, self.symbols)
         return reward, over, np.zeros_like(over)
 
+    def _present(self) -> NDArray[np.int64]:
+        """Where `shown` has the symbol of the present step."""
+        return self.time % (self.delay + 1)
+
     def observe(self) -> NDArray[np.float32]:
-        present = self.shown[np.arange(self.num_envs), self.time % (self.delay + 1)]
+        present = self.shown[np.arange(self.num_envs), self._present()]
         return np.eye(self.symbols, dtype=np.float32)[present]
 
     def oracle_actions(self) -> NDArray[np.int64]:
@@ -141,7 +157,9 @@ class VisualMatch(DiagnosticEnv):
         require_least(1, delay=delay)
         require_least(2, symbols=symbols)
         require_number(apple=apple)
-        self.delay, self.symbols, self.apple = delay, symbols, float(apple)
+        self.delay = delay
+        self.symbols = symbols
+        self.apple = float(apple)
         super().__init__(num_envs, spaces.Box(0, 1, (symbols + 3,), np.float32), symbols)
 
     @staticmethod
@@ -194,7 +212,8 @@ class KeyToDoor(DiagnosticEnv):
     def __init__(self, num_envs: int, delay: int = 20, apple: float = 0.0) -> None:
         require_least(1, delay=delay)
         require_number(apple=apple)
-        self.delay, self.apple = delay, float(apple)
+        self.delay = delay
+        self.apple = float(apple)
         super().__init__(num_envs, spaces.Box(0, 1, (5,), np.float32), 2)
 
     @staticmethod
@@ -204,7 +223,8 @@ class KeyToDoor(DiagnosticEnv):
 
     def begin(self, rows: NDArray[np.bool_]) -> None:
         self.place[rows] = draw(self, rows, 2)
-        self.key[rows] = self.time[rows] = 0
+        self.key[rows] = 0
+        self.time[rows] = 0
 
     def act(self, actions: NDArray[np.int64]) -> Step:
         there = actions == self.place
@@ -218,9 +238,11 @@ class KeyToDoor(DiagnosticEnv):
 
     def observe(self) -> NDArray[np.float32]:
         at_door = self.time == self.delay + 1
-        first = self.time == 0
-        seen = (~at_door & (self.place == 0), ~at_door & (self.place == 1), first, ~first & ~at_door, at_door)
-        return np.stack(seen, axis=1).astype(np.float32)
+        left = ~at_door & (self.place == 0)
+        right = ~at_door & (self.place == 1)
+        key = self.time == 0
+        apple = ~key & ~at_door
+        return np.stack([left, right, key, apple, at_door], axis=1).astype(np.float32)
 
     def oracle_actions(self) -> NDArray[np.int64]:
         return self.place.copy()

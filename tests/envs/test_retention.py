@@ -244,6 +244,7 @@ def test_color_cubes_end_at_a_wrong_cube_and_are_truncated() -> None:
 @pytest.mark.parametrize(
     ("spec", "message"),
     [
+        ("recall,reward=1e999", "reward: expected a number, got inf"),
         ("passive-tmaze,length=0", "length: expected an integer in 1"),
         ("repeat-previous,delay=4,steps=4", "steps: expected an integer in 5"),
         ("visual-match,apple=nan", "apple: expected a number, got 'nan'"),
