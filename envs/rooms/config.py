@@ -4,6 +4,7 @@ A variant is a set of fields. The geometry of the original level is in `level.py
 """
 
 import dataclasses
+import math
 from typing import Any
 
 from envs.lab_interface import ACTION_SETS
@@ -17,7 +18,14 @@ LEVEL_COLOURS: tuple[RGB, ...] = ((250, 50, 135), (125, 208, 236), (88, 230, 150
 DISTINCT_COLOURS: tuple[RGB, ...] = ((255, 0, 60), (255, 235, 0), (0, 255, 70))
 """Red, yellow and green, for images of a few hundred pixels: far apart in RGB and, but for the last two, in
 brightness."""
-_NAMES = dict(zip(LEVEL_COLOURS + DISTINCT_COLOURS, ("pink", "light blue", "green", "red", "yellow", "bright green")))
+_NAMES: dict[RGB, str] = {
+    LEVEL_COLOURS[0]: "pink",
+    LEVEL_COLOURS[1]: "light blue",
+    LEVEL_COLOURS[2]: "green",
+    DISTINCT_COLOURS[0]: "red",
+    DISTINCT_COLOURS[1]: "yellow",
+    DISTINCT_COLOURS[2]: "bright green",
+}
 
 LOOKS = ("own", *FAMILIES)
 """The level's own look, and groups of random ones."""
@@ -148,6 +156,8 @@ class RoomsConfig:
         self._require("shapes", self.num_objects >= 2, "at least 2 objects (shapes x colours) for a choice")
 
     def _check_plan(self) -> None:
+        # A pickup zone is 72 u wide, and the two choices are 256 u apart. It begins 50 u before its object, which is a
+        # little more than 300 u beyond the arrival. See `level.PICKUP`, `level.CHOICES` and `level.ARRIVAL`.
         across = self.pickup_scale * 72 / 256
         along = self.pickup_scale * 50 / 300
         zones = f"pickup zones that touch neither each other nor the arrival at distance_scale={self.distance_scale}"
@@ -178,13 +188,17 @@ class RoomsConfig:
 
     def object_name(self, number: int) -> str:
         """An object in words, such as "light blue cone"; colours without a name are in hexadecimal."""
-        shape, colour = self.shapes[number // len(self.colours)], self.colours[number % len(self.colours)]
-        return f"{_NAMES.get(colour, f'#{bytes(colour).hex()}')} {shape.replace('_', ' ')}"
+        shape = self.shapes[number // len(self.colours)]
+        colour = self.colours[number % len(self.colours)]
+        name_of_colour = _NAMES.get(colour)
+        if name_of_colour is None:
+            name_of_colour = f"#{bytes(colour).hex()}"
+        return f"{name_of_colour} {shape.replace('_', ' ')}"
 
     @property
     def episode_steps(self) -> int:
         """Agent steps of an episode; the last is shorter if action_repeat does not divide episode_frames."""
-        return -(-self.episode_frames // self.action_repeat)
+        return math.ceil(self.episode_frames / self.action_repeat)
 
 
 def _is_colour(value: object) -> bool:

@@ -34,10 +34,13 @@ class DeviceRooms(DeviceEnv):
         host = level.allocate(num_envs, config.examples)._asdict()
         state = {name: torch.from_numpy(own).to(device) for name, own in host.items()}
         image = torch.zeros(num_envs, *config.image_shape, dtype=torch.uint8, device=device)
+        observation: Tensor | tuple[Tensor, ...] = image
+        if config.own_view:
+            observation = (image, torch.zeros_like(image))
         super().__init__(
             num_envs,
             len(config.action_names),
-            (image, torch.zeros_like(image)) if config.own_view else image,
+            observation,
             state,
             {"correct_choices": state["correct"], "wrong_choices": state["wrong"]},
             config.action_repeat,
@@ -48,21 +51,28 @@ class DeviceRooms(DeviceEnv):
         if self.device.type == "cuda" or numba.config.ENABLE_CUDASIM:  # type: ignore[attr-defined]
             from envs.rooms import kernels  # needs numba-cuda
 
-            self._run, self._array = functools.partial(kernels.run, self.device), kernels.array
+            self._run = functools.partial(kernels.run, self.device)
+            self._array = kernels.array
 
-        # The arguments of `_run`: the step, and, with a second view, a drawing of the same state with the level's own
-        # look, in which nothing happens.
+        # The arguments of `_run` in a step.
         plan: Any = level.build(config)
         scene: Any = render.build(config)
-        drawn = level.State(**state)  # type: ignore[arg-type]
-        views = torch.zeros(num_envs if config.shrink > 1 else 1, *config.view_shape, dtype=torch.uint8, device=device)
+        drawn: Any = level.State(**state)  # type: ignore[arg-type]
+        num_views = num_envs if config.shrink > 1 else 1  # views that are not averaged are drawn as images
+        views = torch.zeros(num_views, *config.view_shape, dtype=torch.uint8, device=device)
         step = (plan, scene, drawn, self.begin, self.action, self.reward, views, image)
         self._launches = [self._arrays(step)]
+
+        # A second view is a drawing of the same state with the level's own look, in which nothing happens: no row
+        # begins an episode or has an action, and the rewards are not used.
         if config.own_view:
-            look = torch.zeros_like(state["look"])
-            nothing = [torch.zeros_like(self.begin), torch.full_like(self.action, -1), torch.zeros_like(self.reward)]
-            own = (plan, scene, drawn._replace(look=look), *nothing, views, self.observation[1])  # type: ignore[arg-type]
-            self._launches.append(self._arrays(own))
+            in_own_look = drawn._replace(look=torch.zeros_like(state["look"]))
+            begins_nowhere = torch.zeros_like(self.begin)
+            no_actions = torch.full_like(self.action, -1)
+            no_rewards = torch.zeros_like(self.reward)
+            own_image = self.observation[1]
+            drawing = (plan, scene, in_own_look, begins_nowhere, no_actions, no_rewards, views, own_image)
+            self._launches.append(self._arrays(drawing))
         self.launch()  # compiles
 
     def _arrays(self, value: Any) -> Any:
@@ -72,8 +82,10 @@ class DeviceRooms(DeviceEnv):
         if isinstance(value, Tensor):
             return self._array(value)
         if isinstance(value, tuple):
-            values = map(self._arrays, value)
-            return type(value)(*values) if hasattr(value, "_fields") else tuple(values)
+            values = [self._arrays(part) for part in value]
+            if hasattr(value, "_fields"):  # a named tuple
+                return type(value)(*values)
+            return tuple(values)
         return value
 
     def seed(self, seed: int) -> None:

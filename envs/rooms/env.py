@@ -66,7 +66,9 @@ def average(view: NDArray[np.uint8], start: int, stride: int, image: NDArray[np.
     k = view.shape[0] // image.shape[0]
     for row in range(image.shape[0]):
         for column in range(start, image.shape[1], stride):
-            red, green, blue = 0, 0, 0
+            red = 0
+            green = 0
+            blue = 0
             for r in range(k * row, k * row + k):
                 for q in range(k * column, k * column + k):
                     red += int(view[r, q, 0])
@@ -147,12 +149,16 @@ class RoomsVectorEnv(BatchedEnv):
     ) -> None:
         self.config = config = resolve(config)
         self.render_mode = render_mode
-        self.level, self.scene = level.build(config), render.build(config)
+        self.level = level.build(config)
+        self.scene = render.build(config)
         self.state = level.allocate(num_envs, config.examples)
         image = spaces.Box(0, 255, config.image_shape, np.uint8)
+        seen: spaces.Space[Any] = image
+        if config.own_view:
+            seen = spaces.Tuple((image, image))
         super().__init__(
             num_envs,
-            spaces.Tuple((image, image)) if config.own_view else image,
+            seen,
             len(config.action_names),
             arrays=self.state._asdict(),
             over=self.state.done,
@@ -165,12 +171,18 @@ class RoomsVectorEnv(BatchedEnv):
             rule=level.rule(config),
         )
         self._images = np.zeros((num_envs, *config.image_shape), np.uint8)
-        self._views = np.zeros((num_envs if config.shrink > 1 else 1, *config.view_shape), np.uint8)
+        num_views = num_envs if config.shrink > 1 else 1  # views that are not averaged are drawn as images
+        self._views = np.zeros((num_views, *config.view_shape), np.uint8)
         self._rewards = np.zeros(num_envs)
-        if config.own_view:  # the same state with the level's own look, in which nothing happens when it is drawn
+        if config.own_view:
+            # The same state with the level's own look. When it is drawn nothing happens: no row begins an episode or
+            # has an action, and the rewards are not used.
             self._own_state = self.state._replace(look=np.zeros_like(self.state.look))
             self._own_images = np.zeros_like(self._images)
-            self._nothing = np.zeros(num_envs, bool), np.full(num_envs, -1), np.zeros(num_envs)
+            begins_nowhere = np.zeros(num_envs, bool)
+            no_actions = np.full(num_envs, -1)
+            no_rewards = np.zeros(num_envs)
+            self._nothing = (begins_nowhere, no_actions, no_rewards)
 
     def entropy(self, seed: int, row: int) -> tuple[int, int]:
         return seed, row
@@ -254,29 +266,43 @@ class RoomsVectorEnv(BatchedEnv):
         views up to the choice, [at most T, H, W, 3]. The room of the choice looks the same. Where all rounds of an
         episode have one example, it is the other object in all.
         """
-        # The states of the first environment as those of as many environments as there are steps.
-        rows = {name: np.concatenate([state[name][:1] for state in states]) for name in self.arrays}
+        # The states of the first environment as those of as many environments as there are steps, to draw all at once.
+        rows = {}
+        for name in self.arrays:
+            rows[name] = np.concatenate([state[name][:1] for state in states])
         drawn = RoomsVectorEnv(len(states), dataclasses.replace(self.config, own_view=False))
         visit = rows["visit"]
-        # The number of visits falls where a round begins.
+        match = rows["match"]
+        other = rows["other"]
+        match_side = rows["match_side"]
+
+        # By step: the round's number, which grows where the number of the visit falls; and the visit, -1 if it is not
+        # to the room of a choice. Where the latter changes, such a room is entered or left.
         rounds = np.cumsum(np.diff(visit, prepend=0) < 0)
         is_choosing = np.isin(rows["room"], (level.ROOM_2, level.CHOSEN))
-        (changes,) = np.nonzero(np.diff(np.where(is_choosing, visit, -1), prepend=-1))
+        visit_of_choice = np.where(is_choosing, visit, -1)
+        changes = np.flatnonzero(np.diff(visit_of_choice, prepend=-1)).tolist()
 
         found: list[tuple[int, NDArray[np.uint8]]] = []
-        for begin, end in itertools.pairwise([*map(int, changes), len(states)]):
+        for begin, end in itertools.pairwise([*changes, len(states)]):
             if not is_choosing[begin]:
                 continue
+            # The steps of this choice and of its example, and those in which another example would be seen.
             visit_of_example = visit[begin] - self.config.examples - 1
             in_pair = (rounds == rounds[begin]) & np.isin(visit, (visit[begin], visit_of_example))
-            in_question = in_pair | (not self.config.redraw_match)
-            match, other = rows["match"], rows["other"]
+            in_question = in_pair
+            if not self.config.redraw_match:
+                in_question = np.ones_like(in_pair)
+
+            # Example and other object change places; the sides, too, so that the room of the choice looks the same.
+            is_new_match = in_question & (other == other[begin])
             changed = {
                 "match": np.where(in_question, other[begin], match),
-                "other": np.where(in_question & (other == other[begin]), match[begin], other),
-                "match_side": np.where(in_pair, 1 - rows["match_side"], rows["match_side"]),
+                "other": np.where(is_new_match, match[begin], other),
+                "match_side": np.where(in_pair, 1 - match_side, match_side),
             }
-            found.append((begin, drawn.set_state(rows | changed)[:end]))
+            views = drawn.set_state(rows | changed)
+            found.append((begin, views[:end]))
         return found
 
     @functools.cached_property
@@ -323,11 +349,15 @@ class RoomsEnv(gymnasium.Env[NDArray[np.uint8], int]):
     @staticmethod
     def _only(observation: Any) -> Any:
         """The observation of the only row."""
-        return tuple(part[0] for part in observation) if isinstance(observation, tuple) else observation[0]
+        if isinstance(observation, tuple):
+            return tuple(part[0] for part in observation)
+        return observation[0]
 
     def _info(self) -> dict[str, Any]:
         return {name: int(counter[0]) for name, counter in self.vector.counters.items()}
 
     def render(self) -> NDArray[np.uint8] | None:
         """The present view, with render mode "rgb_array"."""
-        return self.vector.render()[0] if self.render_mode == "rgb_array" else None
+        if self.render_mode != "rgb_array":
+            return None
+        return self.vector.render()[0]

@@ -3,6 +3,7 @@
 Imported only where it is used. With NUMBA_ENABLE_CUDASIM=1, numba's simulator runs the kernel on a CPU's memory.
 """
 
+import math
 from typing import Any
 
 import numba
@@ -16,6 +17,8 @@ from envs.rooms.level import Level, State
 from envs.rooms.render import Scene
 
 SIMULATED = bool(numba.config.ENABLE_CUDASIM)  # type: ignore[attr-defined]
+WARP = 32
+"""Threads that a GPU runs together."""
 THREADS = 128
 """Threads of a block, where a view has as many columns."""
 
@@ -44,7 +47,8 @@ def step(
     images: NDArray[np.uint8],
 ) -> None:
     """`run` of `env.py` for one environment a block, whose threads share the columns of the view."""
-    i, thread = cuda.blockIdx.x, cuda.threadIdx.x
+    i = cuda.blockIdx.x
+    thread = cuda.threadIdx.x
     if thread == 0:
         act(plan, state, i, begin, actions, rewards)  # type: ignore[arg-type]
     cuda.syncthreads()  # type: ignore[call-arg]
@@ -67,6 +71,7 @@ def array(tensor: Tensor) -> Any:
 def run(device: torch.device, *arguments: Any) -> None:
     """`step` with its arguments, in order with torch's operations on the device's present stream."""
     *_, views, images = arguments
-    threads = min(-(-views.shape[2] // 32) * 32, THREADS)
+    warps = math.ceil(views.shape[2] / WARP)
+    threads = min(WARP * warps, THREADS)
     stream = 0 if SIMULATED else cuda.external_stream(torch.cuda.current_stream(device).cuda_stream)
     step[images.shape[0], threads, stream](*arguments)

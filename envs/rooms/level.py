@@ -15,7 +15,11 @@ from envs.lab_interface import ACTION_SETS, action_rows
 from envs.rooms import look, physics
 from envs.rooms.config import RoomsConfig
 
-ROOM_1, ROOM_2, CHOSEN, DARK, GREY = 0, 1, 2, 3, 4
+ROOM_1 = 0
+ROOM_2 = 1
+CHOSEN = 2
+DARK = 3
+GREY = 4
 """Values of `State.room`. CHOSEN is room 2 in the frame of the reward for an object, before the next visit. In the DARK
 the view is black and the player does not move. GREY is room 1 in the frame in which the player touched the pad."""
 
@@ -246,14 +250,15 @@ def draw_trial(level: Level, state: State, i: int) -> None:
     state.match_side[i] = draw(state, i, 2)
     if level.fixed_sides:
         state.example_side[i] = 0
-        state.match_side[i] = 1 if state.match[i] > state.other[i] else 0
+        state.match_side[i] = 1 if state.match[i] > state.other[i] else 0  # the lower number is left
 
 
 @register_jitable
 def next_visit(level: Level, state: State, i: int) -> None:
     """Begins the next visit of the round, or the first of the next round."""
+    delay = level.num_examples  # the visit between the examples and the choices
     visit = state.visit[i] + 1
-    if visit == level.num_examples and level.delay_frames == 0:
+    if visit == delay and level.delay_frames == 0:
         visit += 1
     if visit > 2 * level.num_examples:
         visit = 0
@@ -261,7 +266,9 @@ def next_visit(level: Level, state: State, i: int) -> None:
     state.clock[i] = level.visit_frames
     state.thrown[i] = 0
     state.taken[i] = -1
-    if visit < level.num_examples:
+
+    # An example in the first room, the delay in the dark, or a choice in the second room.
+    if visit < delay:
         draw_trial(level, state, i)
         shown = state.round[i, visit]
         shown[0] = state.match[i]
@@ -273,12 +280,12 @@ def next_visit(level: Level, state: State, i: int) -> None:
         state.gray_until[i] = 0
         state.yaw[i] = 0.0
         place(state, i, level.start, 0.0, 0.0)
-    elif visit == level.num_examples:
+    elif visit == delay:
         halvings = draw(state, i, level.delay_halvings + 1) if level.delay_halvings > 0 else 0
         state.room[i] = DARK
         state.clock[i] = level.delay_frames >> halvings
     else:
-        shown = state.round[i, visit - level.num_examples - 1]
+        shown = state.round[i, visit - delay - 1]
         state.match[i] = shown[0]
         state.other[i] = shown[1]
         state.match_side[i] = shown[2]
@@ -321,14 +328,17 @@ def touch(level: Level, state: State, i: int) -> None:
     x = state.x[i]
     y = state.y[i]
     if state.room[i] == ROOM_1:
-        if level.pad[0] <= x <= level.pad[2] and level.pad[1] <= y <= level.pad[3]:
+        pad = level.pad
+        is_on_pad = pad[0] <= x <= pad[2] and pad[1] <= y <= pad[3]
+        if is_on_pad:
             state.room[i] = GREY
             state.gray_until[i] = physics.next_server_frame(clock(state, i))
         return
+    zone = level.pickup
     for side in range(2):
         dx = x - level.choices[side, 0]
         dy = y - level.choices[side, 1]
-        if level.pickup[0] <= dx <= level.pickup[1] and abs(dy) <= level.pickup[2]:
+        if zone[0] <= dx <= zone[1] and abs(dy) <= zone[2]:
             state.taken[i] = side
 
 

@@ -42,7 +42,8 @@ class Look(NamedTuple):
 @register_jitable
 def uniform(bits: np.uint64, k: int, low: float, high: float) -> float:
     """The kth random number of an episode's look, uniform in low..high. `level` uses k = 24, `drawn` others to 25."""
-    return low + (high - low) * np.float64(mixed(bits + np.uint64(k) * GOLDEN) >> np.uint64(11)) * 2.0**-53
+    random = mixed(bits + np.uint64(k) * GOLDEN) >> np.uint64(11)  # 53 bits, as many as a float64 keeps
+    return low + (high - low) * np.float64(random) * 2.0**-53
 
 
 @register_jitable

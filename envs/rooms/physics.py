@@ -130,6 +130,12 @@ def slide(solids: NDArray[np.float64], x: float, y: float, dx: float, dy: float)
     met_x = False
     met_y = False
     for _ in range(3):
+        # The box around the way.
+        left = min(x, x + dx)
+        right = max(x, x + dx)
+        low = min(y, y + dy)
+        high = max(y, y + dy)
+
         # The first edge on the way: at which share of it, across which axis (-1: none), and where.
         first = 1.0
         axis = -1
@@ -139,8 +145,10 @@ def slide(solids: NDArray[np.float64], x: float, y: float, dx: float, dy: float)
             y0 = solids[k, 1]
             x1 = solids[k, 2]
             y1 = solids[k, 3]
-            if max(x, x + dx) <= x0 or min(x, x + dx) >= x1 or max(y, y + dy) <= y0 or min(y, y + dy) >= y1:
+            if right <= x0 or left >= x1 or high <= y0 or low >= y1:
                 continue
+
+            # The share of the way at which it reaches the solid's nearer edges.
             near_x = x0 if dx > 0.0 else x1
             near_y = y0 if dy > 0.0 else y1
             at_x = (near_x - x) / dx if dx != 0.0 else -1.0

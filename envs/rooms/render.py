@@ -5,6 +5,7 @@ is sheared rather than rotated, which is exact at pitch 0, the only one the nine
 """
 
 import functools
+import itertools
 import math
 from typing import NamedTuple
 
@@ -122,7 +123,7 @@ def _tones(random: bool) -> NDArray[np.uint8]:
     """[T, 256]: the identity and, for random looks, sixteen pairs of gamma and brightness, the brightest first."""
     pairs = [(1.0, 1.0)]
     if random:
-        pairs += [(gamma, top) for gamma in (0.8, 0.93, 1.07, 1.25) for top in (1.1, 1.0, 0.9, 0.8)]
+        pairs += itertools.product((0.8, 0.93, 1.07, 1.25), (1.1, 1.0, 0.9, 0.8))
     values = np.arange(256) / 255.0
     tones = []
     for gamma, top in pairs:
@@ -196,7 +197,8 @@ def build(config: RoomsConfig) -> Scene:
 @register_jitable
 def _row(height: float, first: int, last: int) -> int:
     """The first row in first..last whose centre is not above a height measured in rows."""
-    return min(max(-int((0.5 - height) // 1.0), first), last)
+    row = -int((0.5 - height) // 1.0)  # height - 0.5, rounded up
+    return min(max(row, first), last)
 
 
 @register_jitable(forceinline=True)
@@ -285,12 +287,14 @@ def draw_object(
     image: NDArray[np.uint8],
 ) -> None:
     """Draws into one column an object seen along (dx, dy)."""
-    # Where the column's vertical plane cuts the bounding cylinder, in depths t along (dx, dy).
+    # Where the column's vertical plane cuts the bounding cylinder, in depths t along (dx, dy). It passes the axis at
+    # the depth `middle`, and the square of its distance there is `aside`, in squares of the length of (dx, dy).
     rx = body.rx
     ry = body.ry
     length = dx * dx + dy * dy  # squared
     middle = (rx * dx + ry * dy) / length
-    inside = body.radius * body.radius / length - ((rx * rx + ry * ry) / length - middle * middle)
+    aside = (rx * rx + ry * ry) / length - middle * middle
+    inside = body.radius * body.radius / length - aside
     if inside <= 0.0:
         return
     reach = math.sqrt(inside)
@@ -485,9 +489,10 @@ def draw_view(  # noqa: C901, PLR0912, PLR0915 (calls would copy the scene and t
     last_y = floor.shape[2] - 1
     widest = (1.2 * scene.unit * style.wide) ** 2
     has_rings = room == 0 and 0 <= state.frame[i] - state.shown[i] < RING_FRAMES
+    num_bodies = 1 if room == 0 else 2
     if room == 0:
         example = body(scene, style, state, i, state.match[i], plan.examples[state.example_side[i]], eye, True)
-        bodies = (example, example)
+        bodies = (example, example)  # the second is not drawn
     else:
         side = 0 if y <= plan.arrival[1] else 1  # the farther one, which the nearer may hide
         far = state.other[i]
@@ -539,7 +544,8 @@ def draw_view(  # noqa: C901, PLR0912, PLR0915 (calls would copy the scene and t
         sx = x - SKY_CENTRE[0]
         sy = y - SKY_CENTRE[1]
         towards = sx * dx + sy * dy
-        t = (math.sqrt(towards * towards - length * (sx * sx + sy * sy - SKY_RADIUS**2)) - towards) / length
+        outside = sx * sx + sy * sy - SKY_RADIUS**2
+        t = (math.sqrt(towards * towards - length * outside) - towards) / length
         turn = math.atan2(sy + t * dy, sx + t * dx) / (2.0 * math.pi) + 0.5
         sky_column = int(turn * SKY_COLUMNS) & (SKY_COLUMNS - 1)
         rise = t / focal * (SKY_ROWS / SKY_HEIGHT / SKY_RADIUS)
@@ -585,13 +591,15 @@ def draw_view(  # noqa: C901, PLR0912, PLR0915 (calls would copy the scene and t
             ox = x - pad[0]
             oy = y - pad[1]
             tall = pad[3] * style.pad
-            if (ox * dy - oy * dx) ** 2 < 1.172 * pad[2] * pad[2] * length:  # of the circle around the octagon
+            aside = ox * dy - oy * dx  # how far from the middle the ray passes, times its length
+            if aside**2 < 1.172 * pad[2] * pad[2] * length:  # within the circle around the octagon
                 draw_pad(pad, tall, style.pad_glow, focal, ox, oy, eye, dx, dy, depth, horizon, column, image)
         if has_rings:
             draw_rings(scene, style, plan, state, i, eye, dx, dy, horizon, column, image)
-        for k in range(1 if room == 0 else 2):
+        for k in range(num_bodies):
             item = bodies[k]
-            if item.shown and (item.rx * dy - item.ry * dx) ** 2 < widest * length:
+            aside = item.rx * dy - item.ry * dx
+            if item.shown and aside**2 < widest * length:
                 draw_object(item, style, dx, dy, depth, horizon, column, image)
 
         if style.tone > 0:

@@ -164,13 +164,14 @@ def trace(
     Returns (hit, glow, light): whether it meets the shape, whether at its glowing body rather than its metal, and about
     the cosine 0..1 between the surface's normal and the ray's reverse: the rate at which the distance fell last.
     """
-    # Does the ray meet the ball?
-    length = dx * dx + dy * dy + dz * dz  # squared
-    towards = x * dx + y * dy + z * dz
-    if (x * x + y * y + z * z - ball * ball) * length > towards * towards:
+    # Does the ray meet the ball? It does where a t^2 + 2 b t + c = 0 has a solution.
+    length = dx * dx + dy * dy + dz * dz  # squared: a
+    towards = x * dx + y * dy + z * dz  # b
+    outside = x * x + y * y + z * z - ball * ball  # c
+    if outside * length > towards * towards:
         return False, False, 0.0
 
-    # Nothing is nearer than the distance, so that a step of that length passes through nothing.
+    # Sphere tracing: nothing is nearer than the distance, so that a step of that length passes through nothing.
     inverse = 1.0 / math.sqrt(length)
     t = t0
     before = 1e9

@@ -252,6 +252,7 @@ def _cracks(x: Floats, y: Floats, rng: np.random.Generator) -> Floats:
         dx = _offset(x, point_x)
         dy = _offset(y, point_y)
         distances.append(np.hypot(dx, dy))
+    # A partition at index 1 puts the two smallest of the distances first.
     nearest, second = np.partition(np.stack(distances), 1, axis=0)[:2]
 
     # At an edge two points are about as near. Inside a cell it is brighter further from its point.
@@ -284,7 +285,7 @@ def surface(x: Floats, y: Floats, group: str, seed: int, rng: np.random.Generato
     family = FAMILIES[group]
     pattern = family[seed % len(family)]
     if rng.random() < 0.5:
-        x, y = y, x
+        x, y = y, x  # rows along y
     dark = colour(rng)
     light = colour(rng)
     # Many real surfaces have little contrast.
