@@ -199,19 +199,23 @@ def action_vector(space: spaces.Space[Any], rows: int | None = None) -> tuple[Ac
             or of more than `MOST_NUMBERS`.
     """
     parts, convert = _part(space, ())
-    total = sum(part.size if isinstance(part, ChoiceColumn) else len(part.low) for part in parts)
+    total = 0
+    for part in parts:
+        total += part.size if isinstance(part, ChoiceColumn) else part.num_columns
     if not 1 <= total <= MOST_NUMBERS:
         expected = f"1 to {MOST_NUMBERS:,} choices and numbers"
         raise ValueError(f"action space: expected {expected}, got {total:,} in {line(space)}")
     vector = ActionVector(parts)
-    conform = conformer(vector if rows is None else batch_space(vector, rows), "step: action")
+    given_space = vector if rows is None else batch_space(vector, rows)
+    conform = conformer(given_space, "step: action")
     is_choice = vector.is_choice
     most = vector.high[is_choice]
 
     def convert_row(row: Any) -> Any:
         row = conform(row)
         choices = row[..., is_choice]
-        if not ((choices >= 0) & (choices <= most) & (choices == np.floor(choices))).all():
+        exists = (choices >= 0) & (choices <= most) & (choices == np.floor(choices))
+        if not exists.all():
             expected = f"choices from 0 to {most.astype(int).tolist()}"
             raise OutputError(f"step: action: expected {expected}, got {choices.tolist()}")
         return convert(row)
@@ -293,7 +297,9 @@ def _choices(space: Any, place: Place) -> tuple[list[Part], Convert]:
         # Sums of small integers may wrap around and still are right, casts from floats would not be.
         values = start + row.astype(np.int64).astype(dtype)
         shaped = values.reshape(row.shape[:-1] + shape)
-        return shaped[()] if isinstance(space, spaces.Discrete) else shaped  # a single number is no array
+        if isinstance(space, spaces.Discrete):
+            return shaped[()]  # a single number is no array
+        return shaped
 
     names = _names(label(place, "action"), len(sizes))
     return [ChoiceColumn(name, size) for name, size in zip(names, sizes, strict=True)], convert
@@ -334,7 +340,9 @@ def _refusal(expected: str, got: str, place: Place) -> ValueError:
 
 def _names(name: str, size: int) -> list[str]:
     """Names of the elements of a part; the only one has the part's."""
-    return [name] if size == 1 else [f"{name}[{index}]" for index in range(size)]
+    if size == 1:
+        return [name]
+    return [f"{name}[{index}]" for index in range(size)]
 
 
 def _described(part: Part) -> str:

@@ -125,10 +125,12 @@ def shown_as(space: spaces.Space[Any], rows: int | None = None) -> ObservationFo
             raise ValueError(f"observation space: expected {kinds}, got {line(part)} as {where}")
 
     # Images and numbers: one part, or several.
-    parts = [(label(place, "observation"), _inner(shown, place)) for place, shown in images.items()]
+    parts: list[tuple[str, ObservationForm]] = []
+    for place, image in images.items():
+        parts.append((label(place, "observation"), _inner(image, place)))
     if numbers:
-        is_all = len(numbers) == len(list(leaves(space)))
-        vector = _vector(space, rows) if is_all else _joined_vector(numbers, rows)
+        nothing_else = not images and not texts
+        vector = _vector(space, rows) if nothing_else else _joined_vector(numbers, rows)
         parts.append((NUMBERS_NAME, vector))
     seen = _together(parts, rows)._replace(elements=_element_names(numbers))
     if not texts:
@@ -147,11 +149,11 @@ def shown_as(space: spaces.Space[Any], rows: int | None = None) -> ObservationFo
         return hash_words(split_words(" ".join(texts)), length)
 
     def show(observation: Any) -> dict[str, Any]:
-        found = [at(observation, place) for place in places]
+        by_place = [at(observation, place) for place in places]
         if rows is None:
-            instruction = numbered(found)
+            instruction = numbered(by_place)
         else:
-            instruction = np.stack([numbered(texts) for texts in zip(*found, strict=True)])
+            instruction = np.stack([numbered(texts) for texts in zip(*by_place, strict=True)])
         return {"image": convert(observation), "instruction": instruction}
 
     return ObservationForm(spaces.Dict(image=seen.space, instruction=words), show, seen.names, seen.elements, read)
@@ -201,15 +203,16 @@ def image_as(space: spaces.Space[Any]) -> ObservationForm | None:
     result = (height, width, int(np.prod(shape)) // (height * width))
 
     # Values: whole numbers from 0 to 255.
-    as_it_is = space.dtype == np.uint8 and high != 1.0
-    if as_it_is and result == shape and order == (0, 1, 2):
+    is_unscaled = space.dtype == np.uint8 and high != 1.0
+    if is_unscaled and result == shape and order == (0, 1, 2):
         return ObservationForm(space, None)
     scale = 255.0 / high if high > 0 else 1.0
 
+    # A batch has its rows as the first axis.
     batch_order = (0, *(axis + 1 for axis in order))
 
     def show(image: NDArray[Any]) -> NDArray[np.uint8]:
-        if not as_it_is and scale != 1.0:
+        if not is_unscaled and scale != 1.0:
             image = image * np.float32(scale)
         if image.dtype != np.uint8:
             image = np.rint(image).clip(0, 255).astype(np.uint8)
@@ -218,7 +221,9 @@ def image_as(space: spaces.Space[Any]) -> ObservationForm | None:
         return image.transpose(batch_order).reshape(-1, *result)
 
     shown = spaces.Box(0, 255, result, np.uint8)
-    return ObservationForm(shown, show if as_it_is else _watched(show, high))
+    if is_unscaled:
+        return ObservationForm(shown, show)
+    return ObservationForm(shown, _watched(show, high))
 
 
 def _watched(show: Convert, high: float) -> Convert:
@@ -275,7 +280,9 @@ def _vector(space: spaces.Space[Any], rows: int | None) -> ObservationForm:
         raise ValueError(f"observation space: expected {expected}, got {size:,} in {line(space)}")
     flat: Any = spaces.flatten_space(space)
     vector = spaces.Box(flat.low.astype(np.float32), flat.high.astype(np.float32), dtype=np.float32)
-    return ObservationForm(vector, flattener(space) if rows is None else batch_flattener(space))
+    if rows is None:
+        return ObservationForm(vector, flattener(space))
+    return ObservationForm(vector, batch_flattener(space))
 
 
 def _joined_vector(numbers: dict[Place, spaces.Space[Any]], rows: int | None) -> ObservationForm:
@@ -289,14 +296,21 @@ def _joined_vector(numbers: dict[Place, spaces.Space[Any]], rows: int | None) ->
 def _together(parts: list[tuple[str, ObservationForm]], rows: int | None) -> ObservationForm:
     """Several parts as a Tuple; one as it is; and a vector of one 0 if there is none, as where all is text."""
     if not parts:
-        nothing = np.zeros(1 if rows is None else (rows, 1), np.float32)
+        shape = (1,) if rows is None else (rows, 1)
+        nothing = np.zeros(shape, np.float32)
         return ObservationForm(spaces.Box(0, 1, (1,), np.float32), lambda observation: nothing)
     if len(parts) == 1:
-        return parts[0][1]
-    converts = [shown.convert or _unchanged for _, shown in parts]
-    space = spaces.Tuple([shown.space for _, shown in parts])
+        _, only = parts[0]
+        return only
+
     names = tuple(name for name, _ in parts)
-    return ObservationForm(space, lambda observation: tuple([convert(observation) for convert in converts]), names)
+    space = spaces.Tuple([shown.space for _, shown in parts])
+    converts = [shown.convert or _unchanged for _, shown in parts]
+
+    def show(observation: Any) -> tuple[Any, ...]:
+        return tuple([convert(observation) for convert in converts])
+
+    return ObservationForm(space, show, names)
 
 
 def _inner(shown: ObservationForm, place: Place) -> ObservationForm:

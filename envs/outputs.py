@@ -112,7 +112,9 @@ def _values(call: str, answer: Any, names: tuple[str, ...]) -> Any:
     """The values that a call returned, if there are as many as names."""
     if isinstance(answer, LISTS) and len(answer) == len(names):
         return answer
-    got = str(len(answer)) if isinstance(answer, LISTS) else describe_value(answer)
+    got = describe_value(answer)
+    if isinstance(answer, LISTS):
+        got = str(len(answer))
     raise OutputError(f"{call}: expected {len(names)} values ({', '.join(names)}) as gymnasium's Env, got {got}")
 
 
@@ -189,12 +191,14 @@ def _text_conformer(name: str) -> Callable[[Any], Any]:
 
 
 def _array_conformer(space: Any, name: str) -> Callable[[Any], NDArray[Any]]:
-    dtype, shape = space.dtype, space.shape
+    dtype = space.dtype
+    shape = space.shape
     floats = dtype.kind == "f"
-    limits = None
-    if not isinstance(space, spaces.Box):
-        start = getattr(space, "start", 0)
-        limits = (start, start + getattr(space, "nvec", 2))
+    limits: Any = None  # from the first to before the second
+    if isinstance(space, spaces.MultiDiscrete):
+        limits = (space.start, space.start + space.nvec)
+    elif isinstance(space, spaces.MultiBinary):
+        limits = (0, 2)
 
     def conform(value: Any) -> NDArray[Any]:
         array = value
@@ -286,13 +290,18 @@ def label(place: Place, root: str) -> str:
     first, *others = place
     text = f"{root}[{first}]" if isinstance(first, int) else str(first)
     for key in others:
-        text += f"[{key}]" if isinstance(key, int) else f".{key}"
+        if isinstance(key, int):
+            text += f"[{key}]"
+        else:
+            text += f".{key}"
     return text
 
 
 def is_picture(value: Any) -> bool:
     """Whether what `render` returned can be filmed: uint8 [height, width, 3]."""
-    return isinstance(value, np.ndarray) and value.dtype == np.uint8 and value.ndim == 3 and value.shape[2] == 3
+    if not isinstance(value, np.ndarray) or value.dtype != np.uint8:
+        return False
+    return value.ndim == 3 and value.shape[2] == 3
 
 
 def describe_value(value: Any) -> str:

@@ -20,7 +20,8 @@ def flattener(space: spaces.Space[Any]) -> Callable[[Any], Vector]:
     """
     if isinstance(space, spaces.Box):
         return lambda value: np.asarray(value, np.float32).ravel()
-    size, write = spaces.flatdim(space), _writer(space, 0)
+    size = spaces.flatdim(space)
+    write = _writer(space, 0)
 
     def flatten(value: Any) -> Vector:
         vector = np.zeros(size, np.float32)
@@ -47,9 +48,11 @@ def _batch_columns(space: Any, values: Any) -> NDArray[Any]:
     if isinstance(space, spaces.Discrete):
         return np.asarray(values)[:, None] == space.start + np.arange(space.n)
     if isinstance(space, spaces.MultiDiscrete):
-        counts = space.nvec.ravel().tolist()
-        chosen = (np.asarray(values) - space.start).reshape(rows, -1)
-        return np.concatenate([chosen[:, [index]] == np.arange(count) for index, count in enumerate(counts)], axis=1)
+        chosen = (np.asarray(values) - space.start).reshape(rows, -1)  # [N, elements], from 0
+        one_hots = []
+        for index, count in enumerate(space.nvec.ravel().tolist()):
+            one_hots.append(chosen[:, index, None] == np.arange(count))
+        return np.concatenate(one_hots, axis=1)
     return np.reshape(values, (rows, -1))
 
 
@@ -61,7 +64,7 @@ def _writer(space: Any, begin: int) -> Callable[[Vector, Any], None]:
         return _nest_writer(dict(enumerate(space.spaces)), begin)
 
     if isinstance(space, spaces.Discrete):
-        zero = begin - int(space.start)
+        zero = begin - int(space.start)  # where the value 0 would be
 
         def write_one_hot(vector: Vector, value: Any) -> None:
             vector[zero + value] = 1
@@ -70,7 +73,8 @@ def _writer(space: Any, begin: int) -> Callable[[Vector, Any], None]:
 
     if isinstance(space, spaces.MultiDiscrete):
         counts = space.nvec.ravel()
-        zeros = begin + np.cumsum(counts) - counts - space.start.ravel()
+        begins = begin + np.cumsum(counts) - counts  # of the elements' columns
+        zeros = begins - space.start.ravel()  # where the value 0 of each would be
 
         def write_one_hots(vector: Vector, value: Any) -> None:
             vector[zeros + value.ravel()] = 1

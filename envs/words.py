@@ -20,8 +20,11 @@ WORD = re.compile(r"\w+|[^\w\s]")
 
 def hash_words(words: Sequence[str], length: int) -> NDArray[np.int64]:
     """The first `length` words as ids 1..`VOCABULARY` - 1, padded with zeros."""
-    ids = [zlib.crc32(word.encode(errors="surrogatepass")) % (VOCABULARY - 1) + 1 for word in words[:length]]
-    return np.array(ids + [0] * (length - len(ids)), np.int64)
+    ids = np.zeros(length, np.int64)
+    for place, word in enumerate(words[:length]):
+        bucket = zlib.crc32(word.encode(errors="surrogatepass")) % (VOCABULARY - 1)
+        ids[place] = 1 + bucket
+    return ids
 
 
 def split_words(text: str) -> list[str]:
@@ -32,6 +35,7 @@ def split_words(text: str) -> list[str]:
 def beginning(text: str, length: int) -> str:
     """A text up to the last of its first `length` words; " …" at its end if it goes on."""
     shown = text[:MOST_CHARACTERS]
+    # One word more than is shown tells whether the text goes on.
     ends = [word.end() for word in islice(WORD.finditer(shown), length + 1)]
     if len(ends) > length:
         shown = shown[: ends[length - 1]]
