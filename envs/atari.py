@@ -85,8 +85,11 @@ class AtariVectorEnv(ForeignVectorEnv):
 
     def begin(self, seeds: list[int | None]) -> Any:
         """Begins an episode everywhere; rows without a seed keep their random number generators."""
-        given = [-1 if seed is None else seed % SEEDS for seed in seeds]
-        observation, info = self.envs.reset(seed=np.array(given))
+        given = np.full(self.num_envs, -1)  # for rows without a seed
+        for row, seed in enumerate(seeds):
+            if seed is not None:
+                given[row] = seed % SEEDS
+        observation, info = self.envs.reset(seed=given)
         self._lives = info["lives"].copy()
         self._lost_a_life[:] = False
         return observation

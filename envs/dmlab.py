@@ -25,10 +25,15 @@ from envs.words import VOCABULARY, hash_words
 FRAMES_PER_SECOND = 60
 NONMATCHING = PATH + "rooms_select_nonmatching_object"
 """The level whose rewards identify correct and wrong choices."""
-TEST_MIXER, TRAINING_MIXERS = 0x600D5EED, 1 << 31
-"""Lab's mixer seeds [0, 2^32) divide its seeds [0, 2^31) into disjoint sets. This one is that of DeepMind's
-evaluations; training uses the upper half."""
-SEEDS = STREAMS = 1 << 31
+TEST_MIXER = 0x600D5EED
+"""The mixer seed of DeepMind's evaluations. Lab's mixer seeds [0, 2^32) divide its seeds [0, 2^31) into disjoint
+sets."""
+TRAINING_MIXERS = 1 << 31
+"""The first mixer seed of training, which uses the upper half of them."""
+STREAMS = 1 << 31
+"""How many mixer seeds training has, one a stream."""
+SEEDS = 1 << 31
+"""How many seeds, and so episodes, a stream has."""
 FIELDS = (
     "image_height",
     "image_width",
@@ -44,9 +49,14 @@ FIELDS = (
     "processes",
 )
 """Fields of a spec: arguments of `make` and `DMLabEnv`."""
-HEIGHT, WIDTH, SHRINKS = 72, 96, range(1, 9)
-"""Rows and columns of a view, pixels, and how many times as high and wide as an observation it can be."""
-_IMAGE, _INSTRUCTION = "RGB_INTERLEAVED", "INSTR"
+HEIGHT = 72
+WIDTH = 96
+"""Rows and columns of a view, pixels."""
+SHRINKS = range(1, 9)
+"""How many times as high and wide as an observation a view can be."""
+_IMAGE = "RGB_INTERLEAVED"
+_INSTRUCTION = "INSTR"
+"""Lab's names of observations."""
 
 Observation = NDArray[np.uint8] | dict[str, NDArray[Any]]
 
@@ -154,11 +164,12 @@ class DMLabEnv(gymnasium.Env[Observation, int]):
         super().reset(seed=seed)
         if self._running:  # a view that was drawn would be left in the next episode's first one
             self._lab.step(np.zeros(7, np.intc), num_steps=1)
-        # An instance's first episode differs by a frame or two from later ones with the same seed: it is begun twice.
-        times = 2 if self._seed is None else 1
+        is_first = self._seed is None
         if seed is None:
-            seed = int(self.np_random.integers(SEEDS)) if self._seed is None else self._seed + self.stride
+            seed = self._next_seed()
         self._seed = seed % SEEDS
+        # An instance's first episode differs by a frame or two from later ones with the same seed: it is begun twice.
+        times = 2 if is_first else 1
         try:
             for _ in range(times):
                 self._lab.reset(seed=self._seed)
@@ -168,6 +179,12 @@ class DMLabEnv(gymnasium.Env[Observation, int]):
         self._counts = dict.fromkeys(self._counts, 0)
         self._observation = self._observe()
         return self._observation, dict(self._counts)
+
+    def _next_seed(self) -> int:
+        """The seed of an episode for which none is given."""
+        if self._seed is None:
+            return int(self.np_random.integers(SEEDS))
+        return self._seed + self.stride
 
     def step(self, action: int) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
         """One agent step of `action_repeat` frames. Raises RuntimeError after the end of an episode."""

@@ -47,9 +47,10 @@ LEVELS: tuple[PublishedLevel, ...] = (
     PublishedLevel("explore_object_rewards_few", "explore_object_rewards_few", 77.7, 2.073),
     PublishedLevel("explore_object_rewards_many", "explore_object_rewards_many", 106.7, 2.438),
 )
-BY_NAME: dict[str, PublishedLevel] = {name: level for level in LEVELS for name in (level.train, level.test)}
-"""By either name, and where DeepMind Lab has them."""
+BY_NAME: dict[str, PublishedLevel] = {level.train: level for level in LEVELS} | {level.test: level for level in LEVELS}
+"""The levels by either of their names."""
 PATH = "contributed/dmlab30/"
+"""Where DeepMind Lab has them."""
 
 
 def find(level: str) -> PublishedLevel | None:

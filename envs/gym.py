@@ -203,8 +203,8 @@ def _minigrid(env: Env, view: str, tile: int) -> Env:
     mission = given["mission"]
     if mission.ordered_placeholders or mission.contains(""):  # BabyAI's missions may be any string
         both = spaces.Dict(image=seen, mission=spaces.Text(MISSION_CHARACTERS))
-        return TransformObservation(env, lambda all: {"image": look(all["image"]), "mission": all["mission"]}, both)
-    return TransformObservation(env, lambda all: look(all["image"]), seen)
+        return TransformObservation(env, lambda own: {"image": look(own["image"]), "mission": own["mission"]}, both)
+    return TransformObservation(env, lambda own: look(own["image"]), seen)
 
 
 def draw_cells(cells: NDArray[np.uint8], tile: int) -> NDArray[np.uint8]:
@@ -215,9 +215,14 @@ def draw_cells(cells: NDArray[np.uint8], tile: int) -> NDArray[np.uint8]:
     """
     width, height = cells.shape[:2]
     agent = (width // 2, height - 1)
-    places = ((x, y) for y in range(height) for x in range(width))
-    tiles = np.stack([_tile(*cells[place].tolist(), here=place == agent, size=tile) for place in places])
-    return tiles.reshape(height, width, tile, tile, 3).swapaxes(1, 2).reshape(height * tile, width * tile, 3)
+    tiles = []
+    for y in range(height):
+        for x in range(width):
+            kind, color, state = cells[x, y].tolist()
+            tiles.append(_tile(kind, color, state, here=(x, y) == agent, size=tile))
+    # From [H W, tile, tile, 3]: the rows of pixels of a row of tiles are joined.
+    by_place = np.stack(tiles).reshape(height, width, tile, tile, 3)
+    return by_place.swapaxes(1, 2).reshape(height * tile, width * tile, 3)
 
 
 @functools.cache
@@ -230,11 +235,14 @@ def _tile(kind: int, color: int, state: int, *, here: bool, size: int) -> NDArra
     item = WorldObj.decode(kind, color, state)
     if item is not None:
         item.color = IDX_TO_COLOR[color]  # a goal's is not decoded
-    drawn = Grid.render_tile(item, 3 if here else None, kind != OBJECT_TO_IDX["unseen"], size)
+    direction = 3 if here else None  # the agent looks up
+    is_seen = kind != OBJECT_TO_IDX["unseen"]
+    drawn = Grid.render_tile(item, direction, is_seen, size)
     return drawn.astype(np.uint8)  # as Grid.render does
 
 
 def one_hot_cells(cells: NDArray[np.uint8]) -> NDArray[np.float32]:
     """MiniGrid's symbols [..., W, H, 3], (kind, colour, state), as float32 vectors with `MINIGRID_BITS` bits a cell."""
-    bits = (cells[..., index, None] == np.arange(size) for index, size in enumerate(MINIGRID_BITS))
-    return np.concatenate(list(bits), axis=-1).reshape(*cells.shape[:-3], -1).astype(np.float32)
+    one_hots = [cells[..., index, None] == np.arange(size) for index, size in enumerate(MINIGRID_BITS)]
+    bits = np.concatenate(one_hots, axis=-1)  # [..., W, H, bits]
+    return bits.reshape(*cells.shape[:-3], -1).astype(np.float32)

@@ -33,7 +33,8 @@ class LevelCache:
     """
 
     def __init__(self, folder: Path | str, max_bytes: int) -> None:
-        self.folder, self.max_bytes = Path(folder), max_bytes
+        self.folder = Path(folder)
+        self.max_bytes = max_bytes
 
     def fetch(self, key: str, path: str) -> bool:
         """Copies the level of a key to `path`; returns False if there is none."""
@@ -68,7 +69,7 @@ class LevelCache:
                 temporary.replace(file)
         except OSError as error:
             logger.warning("the level cache is not written to any more: %s", error)
-            self.max_bytes = -1
+            self.max_bytes = -1  # every level is too large from now on
 
     def _file(self, key: str) -> Path:
         return self.folder / f"{hashlib.sha256(key.encode()).hexdigest()}.pk3"

@@ -82,10 +82,13 @@ class PoolVectorEnv(ForeignVectorEnv):
         """Begins an episode everywhere; in the pool that there is, if no row has a seed."""
         if self.envs is None or any(seed is not None for seed in seeds):
             self.close_extras()
-            drawn = np.random.SeedSequence().generate_state(self.num_envs).tolist()
-            given = [new if seed is None else seed for seed, new in zip(seeds, drawn, strict=True)]
-            numbers = [seed % SEEDS for seed in given]
-            self.envs = make_pool(self.name, self.num_envs, numbers, self.render_mode, **self.options)
+            # Rows without a seed have a random one.
+            chosen = np.random.SeedSequence().generate_state(self.num_envs).tolist()
+            for row, seed in enumerate(seeds):
+                if seed is not None:
+                    chosen[row] = seed
+            in_range = [seed % SEEDS for seed in chosen]
+            self.envs = make_pool(self.name, self.num_envs, in_range, self.render_mode, **self.options)
         return self._seen(self.envs.reset()[0])
 
     def advance(self, actions: Any) -> tuple[Any, Any, Any, Any]:
@@ -170,8 +173,12 @@ def _require_known(name: str, fields: dict[str, Any], config: dict[str, Any]) ->
         if field not in known:
             raise ValueError(f"envpool:{name} has no field {field!r}; there are: {', '.join(['num_threads', *known])}")
         default = config[field]
-        kinds = {bool: (bool,), int: (int,), float: (int, float), str: (str,)}[type(default)]
-        if type(value) not in kinds or (isinstance(value, str) and not WORD.fullmatch(value)):
+        is_of_kind = type(value) is type(default)
+        if isinstance(default, float):
+            is_of_kind = type(value) in (int, float)
+        elif isinstance(default, str):
+            is_of_kind = isinstance(value, str) and WORD.fullmatch(value) is not None
+        if not is_of_kind:
             kind = "a word" if isinstance(default, str) else f"a value of {type(default).__name__}"
             raise ValueError(f"{field}: expected {kind}, such as {default!r}, got {value!r}")
 
@@ -219,7 +226,9 @@ def with_bounds(space: spaces.Space[Any]) -> spaces.Space[Any]:
         return space
     dtype: Any = space.dtype
     limits = np.finfo(dtype)
-    low = np.where(np.isin(space.low, (limits.tiny, limits.min)), -np.inf, space.low)
+    # C++'s std::numeric_limits::min() is the least positive number, which EnvPool has for a lower bound.
+    is_unbounded = np.isin(space.low, (limits.tiny, limits.min))
+    low = np.where(is_unbounded, -np.inf, space.low)
     high = np.where(space.high == limits.max, np.inf, space.high)
     return spaces.Box(low.astype(dtype), high.astype(dtype), dtype=dtype.type)
 

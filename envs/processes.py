@@ -218,12 +218,18 @@ class SerialVectorEnv(VectorEnv):
 
     def instructions(self) -> tuple[str | None, ...]:
         """The text of each environment's latest observation; None where it has no text."""
-        return tuple(env.instruction if isinstance(env, Instructed) else None for env in self.envs)
+        return tuple(_instruction(env) for env in self.envs)
 
     def close_extras(self, **_: Any) -> None:
         """Closes the environments."""
         for env in self.envs:
             env.close()
+
+
+def _instruction(env: gymnasium.Env[Any, Any]) -> str | None:
+    if isinstance(env, Instructed):
+        return env.instruction
+    return None
 
 
 def require_equal_spaces(envs: VectorEnv, observation_space: Any, action_space: Any) -> None:
@@ -284,6 +290,7 @@ class ProcessVectorEnv(VectorEnv):
         self.num_envs = num_envs
         self._errors = tempfile.NamedTemporaryFile() if quiet else None  # noqa: SIM115
         errors = self._errors.name if self._errors else None
+        # How many environments each process has, and where its rows of a batch begin, the first one's left out.
         shares = [len(share) for share in np.array_split(np.arange(num_envs), processes)]
         self._splits = np.cumsum(shares)[:-1]
         self._pipes: list[Connection] = []
@@ -291,7 +298,8 @@ class ProcessVectorEnv(VectorEnv):
         for share in shares:
             ours, theirs = context.Pipe()
             process = context.Process(target=_serve, args=(theirs, make, share, errors), daemon=True)
-            with nullcontext() if import_main else _without_main():
+            main = nullcontext() if import_main else _without_main()
+            with main:
                 process.start()
             theirs.close()
             self._pipes.append(ours)
@@ -331,7 +339,8 @@ class ProcessVectorEnv(VectorEnv):
             with suppress(ConnectionError):  # the process has died; `_answer` raises
                 pipe.send((name, share))
         answers = [self._answer(index) for index in range(len(self._pipes))]
-        return [_joined(parts) for parts in zip(*answers)]
+        # Each answer has the same values: observations, rewards and so on. Each value is joined over the processes.
+        return [_joined(parts) for parts in zip(*answers, strict=True)]
 
     def _answer(self, index: int) -> Any:
         """What a process returned; raises what it raised, and an error if it died or hangs."""
@@ -405,7 +414,8 @@ def _serve(pipe: Connection, make: MakeEnv, num_envs: int, errors: str | None) -
                 name, rows = pipe.recv()
             except (EOFError, ConnectionError):
                 return
-            pipe.send(envs.reset(seed=rows) if name == "reset" else envs.step(rows))
+            answer = envs.reset(seed=rows) if name == "reset" else envs.step(rows)
+            pipe.send(answer)
     except OutputError as error:
         with suppress(ConnectionError):
             pipe.send(error)

@@ -52,8 +52,9 @@ def rooms_config(name: str, overrides: dict[str, str]) -> RoomsConfig:
     if "shapes" in overrides:
         changes["shapes"] = tuple(overrides["shapes"].split("+"))
     if "colours" in overrides:
+        colours = overrides["colours"].split("+")
         with suppress(ValueError):  # RoomsConfig raises one that names the field
-            changes["colours"] = tuple(tuple(bytes.fromhex(colour)) for colour in overrides["colours"].split("+"))
+            changes["colours"] = tuple(tuple(bytes.fromhex(colour)) for colour in colours)
     return dataclasses.replace(config, **changes)
 
 
@@ -194,13 +195,20 @@ def with_view(spec: str, trained: str) -> str:
 
 
 def _shown_as(task: str, view: dict[str, int]) -> str:
+    """A task with a view; the task as it is if it has no view, says what it is to show, or already has that size."""
     parsed = parse_spec(task)
     own = _view(parsed)
-    sizes = ("image_height", "image_width")
-    if own is None or parsed.overrides.keys() & view.keys() or all(own[name] == view[name] for name in sizes):
+    chooses_view = bool(parsed.overrides.keys() & view.keys())
+    if own is None or chooses_view:
         return task
-    shown = parsed._replace(overrides={**parsed.overrides, **{name: str(value) for name, value in view.items()}})
-    return task if _view(shown) is None else str(shown)
+    if own["image_height"] == view["image_height"] and own["image_width"] == view["image_width"]:
+        return task
+
+    fields = {name: str(value) for name, value in view.items()}
+    shown = parsed._replace(overrides={**parsed.overrides, **fields})
+    if _view(shown) is None:  # the task cannot be shown so
+        return task
+    return str(shown)
 
 
 def _view(spec: Spec) -> dict[str, int] | None:
@@ -208,7 +216,9 @@ def _view(spec: Spec) -> dict[str, int] | None:
     try:
         if spec.kind == "rooms":
             config = rooms_config(spec.name, spec.overrides)
-            height, width, shrink = config.image_height, config.image_width, config.shrink
+            shrink = config.shrink
+            height = config.image_height
+            width = config.image_width
         elif spec.kind == "dmlab":
             fields = literals(spec.overrides)
             shrink = fields.get("shrink", 1)
@@ -225,7 +235,8 @@ def drawing(task: str) -> str:
     kind, name, overrides = parse_spec(task)
     if kind not in ("gym", "envpool"):
         return task
-    if sys.platform == "linux" and not ({"DISPLAY", "WAYLAND_DISPLAY"} & set(os.environ)):
+    has_screen = "DISPLAY" in os.environ or "WAYLAND_DISPLAY" in os.environ
+    if sys.platform == "linux" and not has_screen:
         os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # pygame looks for a screen and complains
     alone = {field: value for field, value in overrides.items() if field != "processes"}  # others cannot draw
     spec = str(Spec(kind, name, {**alone, "render_mode": "rgb_array"}))
