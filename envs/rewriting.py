@@ -171,9 +171,8 @@ class ColorCubes(DiagnosticEnv):
     cell, and the next target is another colour. Besides, in every step, with probability `teleport`, one cube that is
     not the target moves to a free cell. All cubes are shown at the start of the episode and whenever one has moved, and
     never else, so that what is remembered has to be corrected. With `extreme` all later pictures show which cells have
-    a cube and not their colours: what moved follows from what was there before. With `hints` all cubes are shown in
-    that share of the other steps as well, so that there are stages on the way to the task: with 1 nothing has to be
-    kept.
+    a cube and not their colours: what moved follows from what was there before. With `area` all of it happens in
+    that many rows and columns of the grid, seen as before: that is easier, and makes stages on the way to the task.
 
     The paper gives the idea and names (Trivial: `teleport=0`; Medium; Extreme); size of the grid, numbers, probability,
     rewards, and that a wrong cube ends the episode are choices made here. Episodes are truncated after 8 size targets
@@ -191,7 +190,7 @@ class ColorCubes(DiagnosticEnv):
     """1 where all cubes are shown with their colours, 2 where without."""
     time: NDArray[np.int64]
     cell: NDArray[np.int64]
-    """[N, colours] of each cube, row * size + column."""
+    """[N, colours] of each cube, row * area + column."""
 
     def __init__(
         self,
@@ -201,36 +200,40 @@ class ColorCubes(DiagnosticEnv):
         targets: int = 5,
         teleport: float = 0.1,
         extreme: bool = False,
-        hints: float = 0.0,
+        area: int | None = None,
     ) -> None:
-        require_least(2, size=size, colours=colours)
+        if area is None:
+            area = size
+        require_least(2, size=size, colours=colours, area=area)
         require_least(1, targets=targets)
-        if colours >= size * size:
-            raise ValueError(f"colours: expected fewer than the grid's {size * size} cells, got {colours}")
-        for name, share in {"teleport": teleport, "hints": hints}.items():
-            if type(share) not in (int, float) or not 0 <= share <= 1:
-                raise ValueError(f"{name}: expected a probability in 0..1, got {share!r}")
+        if area > size:
+            raise ValueError(f"area: expected at most the grid's {size} rows and columns, got {area}")
+        if colours >= area * area:
+            raise ValueError(f"colours: expected fewer than the {area * area} cells for cubes, got {colours}")
+        if type(teleport) not in (int, float) or not 0 <= teleport <= 1:
+            raise ValueError(f"teleport: expected a probability in 0..1, got {teleport!r}")
         require_flag(extreme=extreme)
         self.size = size
         self.colours = colours
         self.targets = targets
         self.teleport = float(teleport)
         self.extreme = extreme
-        self.hints = float(hints)
+        self.area = area
         self.shapes = {"cell": (colours,)}
         self.limit = 8 * size * targets
         features = 2 * size + colours + 1 + size * size * (colours + 1)
         super().__init__(num_envs, spaces.Box(0, 1, (features,), np.float32), 5)
 
     @staticmethod
-    def scores(size: int = 5, targets: int = 5, **_: Any) -> dict[str, float]:
-        # The cell of the first take of random actions is the target's with probability 1 / size^2. That a second take
-        # is right as well adds less than a part in size^2.
-        return {"oracle": 1.0, "random": 1.0 / (size * size * targets)}
+    def scores(size: int = 5, targets: int = 5, area: int | None = None, **_: Any) -> dict[str, float]:
+        # The cell of the first take of random actions is the target's with a probability of one in all cells. That a
+        # second take is right as well adds less than such a part of it.
+        num_cells = (area or size) ** 2
+        return {"oracle": 1.0, "random": 1.0 / (num_cells * targets)}
 
     def begin(self, rows: NDArray[np.bool_]) -> None:
-        self.row[rows] = draw(self, rows, self.size)
-        self.column[rows] = draw(self, rows, self.size)
+        self.row[rows] = draw(self, rows, self.area)
+        self.column[rows] = draw(self, rows, self.area)
         self.found[rows] = 0
         self.time[rows] = 0
 
@@ -251,25 +254,20 @@ class ColorCubes(DiagnosticEnv):
         is_placed = others >= 0
 
         # The nth of the cells that are free: those before it that are taken, in order, put it off by one each.
-        num_cells = self.size**2
+        num_cells = self.area**2
         free = draw(self, rows, num_cells - is_placed.sum(axis=1))
         in_order = np.sort(np.where(is_placed, others, num_cells), axis=1)
         for taken in in_order.T:
             free = free + (taken <= free)
         self.cell[index, moved] = free
 
-    def _happens(self, probability: float) -> NDArray[np.bool_]:
-        """Whether something of this probability happens now, in each row."""
-        every = np.ones(self.num_envs, bool)
-        return draw(self, every, 1_000_000) < round(1_000_000 * probability)
-
     def act(self, actions: NDArray[np.int64]) -> Step:
         rows = np.arange(self.num_envs)
         every = np.ones(self.num_envs, bool)
 
-        self.column[:] = np.clip(self.column + (actions == 0) - (actions == 1), 0, self.size - 1)
-        self.row[:] = np.clip(self.row + (actions == 2) - (actions == 3), 0, self.size - 1)
-        here = self.row * self.size + self.column
+        self.column[:] = np.clip(self.column + (actions == 0) - (actions == 1), 0, self.area - 1)
+        self.row[:] = np.clip(self.row + (actions == 2) - (actions == 3), 0, self.area - 1)
+        here = self.row * self.area + self.column
         takes = actions == 4
         right = takes & (self.cell[rows, self.target] == here)
         self.found += right
@@ -283,7 +281,7 @@ class ColorCubes(DiagnosticEnv):
         self.target[:] = np.where(goes_on, (self.target + step) % self.colours, self.target)
 
         # A cube that is not the target moves.
-        chance = self._happens(self.teleport)
+        chance = draw(self, every, 1_000_000) < round(1_000_000 * self.teleport)
         step = 1 + draw(self, every, self.colours - 1)
         other = (self.target + step) % self.colours
         teleports = chance & ~goes_on & ~over
@@ -291,8 +289,6 @@ class ColorCubes(DiagnosticEnv):
 
         how = 2 if self.extreme else 1
         self.shown[:] = np.where(goes_on | teleports, how, 0)
-        if self.hints:
-            self.shown[self._happens(self.hints)] = 1
         late = ~over & (self.time == self.limit)
         return right / self.targets, over, late
 
@@ -309,7 +305,8 @@ class ColorCubes(DiagnosticEnv):
         any_colour = self.colours
         cubes = np.zeros((self.num_envs, self.colours + 1, self.size * self.size), np.float32)
         for colour in range(self.colours):
-            cell = self.cell[:, colour]
+            # Where it is in the whole grid.
+            cell = self.cell[:, colour] // self.area * self.size + self.cell[:, colour] % self.area
             cubes[rows, colour, cell] = self.shown == 1
             cubes[rows, any_colour, cell] = self.shown > 0
 
@@ -319,6 +316,6 @@ class ColorCubes(DiagnosticEnv):
 
     def oracle_actions(self) -> NDArray[np.int64]:
         cell = self.cell[np.arange(self.num_envs), self.target]
-        up = cell // self.size - self.row
-        across = cell % self.size - self.column
+        up = cell // self.area - self.row
+        across = cell % self.area - self.column
         return np.select([across > 0, across < 0, up > 0, up < 0], [0, 1, 2, 3], 4)

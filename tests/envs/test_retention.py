@@ -213,19 +213,35 @@ def test_every_cube_but_the_target_moves_at_times() -> None:
     assert moved == {1, 2, 3}
 
 
-@pytest.mark.parametrize("extreme", [False, True])
-@pytest.mark.parametrize("hints", [0.0, 0.5, 1.0])
-def test_hints_show_all_cubes_more_often(hints: float, extreme: bool) -> None:
-    env = ColorCubes(ROWS, size=3, colours=2, targets=2, teleport=0.0, hints=hints, extreme=extreme)
-    first = 2 * 3 + 2 + 1
-    seen, _ = env.reset(seed=0)
-    shown = []
-    for _ in range(env.limit - 1):
-        seen, *_ = env.step(np.zeros(ROWS, int))
-        colours = seen[:, first : first + 18].reshape(ROWS, 2, 9)
-        shown.append(colours.any((1, 2)))
-        assert (colours.argmax(2) == env.cell)[shown[-1]].all(), "the cubes with their colours"
-    assert np.mean(shown) == pytest.approx(hints, abs=0.1)
+def test_an_area_of_the_grid_is_a_smaller_task_seen_in_the_whole_grid() -> None:
+    """Equal to the task on a grid of that size, action by action, with the rest of the grid empty."""
+    small, inside = (ColorCubes(ROWS, size=size, colours=3, targets=3, teleport=0.5, area=3) for size in (3, 5))
+    seen, tracker = small.reset(seed=4)[0], Tracker(small)
+    other = inside.reset(seed=4)[0]
+    ends = 0
+    for _ in range(60):
+        for size, picture in ((3, seen), (5, other)):
+            row, column, _, cubes = np.split(picture, [size, 2 * size, 2 * size + 4], axis=1)
+            grid = cubes.reshape(ROWS, 4, size, size)
+            assert not row[:, 3:].any()
+            assert not column[:, 3:].any()
+            assert not grid[:, :, 3:].any()
+            assert not grid[:, :, :, 3:].any()
+            inner = (row[:, :3], column[:, :3], grid[:, :, :3, :3])
+            if size == 3:
+                expected = inner
+        for ours, theirs in zip(inner, expected, strict=True):
+            np.testing.assert_array_equal(ours, theirs)
+
+        tracker.see(seen)
+        actions = tracker.act(seen)
+        assert (inside.oracle_actions() == small.oracle_actions()).all()
+        seen, rewards, ended, *_ = small.step(actions)
+        other, others, also, *_ = inside.step(actions)
+        np.testing.assert_array_equal(rewards, others)
+        np.testing.assert_array_equal(ended, also)
+        ends += int(ended.sum())
+    assert ends > ROWS
 
 
 def test_color_cubes_end_at_a_wrong_cube_and_are_truncated() -> None:
@@ -251,9 +267,10 @@ def test_color_cubes_end_at_a_wrong_cube_and_are_truncated() -> None:
         ("key-to-door,apple=x", "apple: expected a number, got 'x'"),
         ("endless-tmaze,uniform=1", "uniform: expected True or False, got 1"),
         ("association,values=1", "values: expected an integer in 2"),
-        ("color-cubes,size=2,colours=4", "colours: expected fewer than the grid's 4 cells, got 4"),
+        ("color-cubes,size=2,colours=4", "colours: expected fewer than the 4 cells for cubes, got 4"),
         ("color-cubes,teleport=2", "teleport: expected a probability in 0..1, got 2"),
-        ("color-cubes,hints=-1", "hints: expected a probability in 0..1, got -1"),
+        ("color-cubes,area=6", "area: expected at most the grid's 5 rows and columns, got 6"),
+        ("color-cubes,area=1", "area: expected an integer in 2"),
         ("color-cubes,extreme=yes", "extreme: expected True or False, got 'yes'"),
     ],
 )
