@@ -201,7 +201,10 @@ def action_vector(space: spaces.Space[Any], rows: int | None = None) -> tuple[Ac
     parts, convert = _part(space, ())
     total = 0
     for part in parts:
-        total += part.size if isinstance(part, ChoiceColumn) else part.num_columns
+        if isinstance(part, ChoiceColumn):
+            total += part.size
+        else:
+            total += part.num_columns
     if not 1 <= total <= MOST_NUMBERS:
         expected = f"1 to {MOST_NUMBERS:,} choices and numbers"
         raise ValueError(f"action space: expected {expected}, got {total:,} in {line(space)}")

@@ -30,7 +30,9 @@ class DeviceRecall(DeviceEnv):
         self.state["rng"].copy_(torch.tensor(rows))
 
     def launch(self) -> None:
-        rng, symbol, time = self.state.values()
+        rng = self.state["rng"]
+        symbol = self.state["symbol"]
+        time = self.state["time"]
 
         # Rows that act: the answer to the question ends the episode.
         acts = ~self.begin & (self.action >= 0)

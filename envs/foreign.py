@@ -29,7 +29,7 @@ class ForeignVectorEnv(VectorEnv):
 
     Args:
         num_envs: at least 1.
-        observation_space, action_space: the library's, of one environment. Its arrays have such values in each row.
+        observation_space, action_space: the library's, of one environment. Each row of its arrays is a value of these.
         metadata: entries of `metadata`, for instance action_repeat, the frames of a step.
 
     Raises:

@@ -156,9 +156,12 @@ def describe_error(error: BaseException) -> str:
 
 def _foreign(error: BaseException | None) -> BaseException | None:
     """The error or the first of its causes that went through an environment's code. Gymnasium wraps such errors."""
-    while error and all(_is_ours(frame.f_globals) for frame, _ in traceback.walk_tb(error.__traceback__)):
+    while error is not None:
+        frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+        if not all(_is_ours(frame.f_globals) for frame in frames):
+            return error
         error = error.__cause__
-    return error
+    return None
 
 
 def _is_ours(names: dict[str, Any]) -> bool:

@@ -29,7 +29,7 @@ class LevelCache:
     Any number of processes may use a folder at once, and each may be killed at any time: a file exists complete or not
     at all. Disk errors are logged, not raised, and the cache is not written to after one: Lab works without it.
 
-    The folder is on a local disk, and made by the first write; all levels together have at most `max_bytes`.
+    The folder is on a local disk. The first write makes it.
     """
 
     def __init__(self, folder: Path | str, max_bytes: int) -> None:

@@ -39,13 +39,19 @@ def rooms_name(variant: str) -> str:
 
 def gymnasium_name(kind: str, name: str, fields: Mapping[str, str]) -> str | None:
     """The name by which gymnasium makes the environment of a spec "kind:name,field=value"; None if it does not."""
-    made = {"rooms": rooms_name(name), "gym": name}.get(kind)
-    return None if fields or made not in gymnasium.registry else made
+    if fields:
+        return None
+    if kind == "rooms":
+        name = rooms_name(name)
+    is_registered = kind in ("rooms", "gym") and name in gymnasium.registry
+    return name if is_registered else None
 
 
 def register() -> None:
     """Registers all variants, and the level itself also as "compressive/Rooms-v0"."""
-    names = {"compressive/Rooms-v0": "full"} | {rooms_name(variant): variant for variant in ROOMS}
+    names = {"compressive/Rooms-v0": "full"}
+    for variant in ROOMS:
+        names[rooms_name(variant)] = variant
     for name, variant in names.items():
         gymnasium.register(
             name,

@@ -42,8 +42,8 @@ class ObservationForm(NamedTuple):
     convert: from observations to what is shown; None if they are shown as they are.
     names: of the parts, if there are several images, or images and numbers.
     elements: names of the elements of the vector, if a nest has the numbers, and they are not too many.
-    read: from the observation of one environment to its text, for people: of several texts all, and as much as agents
-        get the words of. None if there is no text.
+    read: from the observation of one environment to its text, for people: all of its texts, up to the last word that
+        agents get. None if there is no text.
     """
 
     space: spaces.Space[Any]

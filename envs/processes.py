@@ -59,9 +59,10 @@ def batch(make: MakeEnv, num_envs: int, processes: int = 0, quiet: bool = False)
 
 
 def fitting_batch(make: MakeEnv, num_envs: int, actors: int = 1) -> VectorEnv:
-    """`num_envs` environments in as many processes as `fitting_processes` says, with the same episodes in any number.
+    """`num_envs` environments in as many processes as `fitting_processes` says; episodes do not depend on the number.
 
-    In this process if others cannot make them: they do not know what the program's main module has registered.
+    They are made in this process if other processes cannot make them, since these do not know what the program's main
+    module has registered.
 
     Args:
         make: makes one environment.

@@ -185,8 +185,8 @@ def make_device(spec: str, num_envs: int, device: str) -> "DeviceEnv":
 def with_view(spec: str, trained: str) -> str:
     """The spec with the view on which an agent was trained, in tasks whose own has another size.
 
-    The view is that of the rooms level and of DeepMind Lab: rows, columns and `shrink`. Tasks that say what they are
-    to show stay as they are, and so do those that cannot be shown so.
+    The view is that of the rooms level and of DeepMind Lab: rows, columns and `shrink`. Tasks whose specs have one of
+    these fields stay as they are, and so do those that cannot have that view.
     """
     view = _view(parse_spec(tasks(trained)[0]))
     if view is None:

@@ -54,13 +54,13 @@ def parse_spec(spec: str) -> Spec:
 def split_at_commas(text: str) -> list[str]:
     """The parts of a text between commas, but for those in brackets or quotes: "a=(1,2),b" is "a=(1,2)" and "b".
 
-    A quote begins a value or is in brackets, so that an apostrophe in a value is one.
+    Quotes count only where a value begins and in brackets: an apostrophe within a word is a character like others.
 
     Raises:
         ValueError: if a bracket or a quote is not closed.
     """
     parts = [""]
-    closing: list[str] = []  # what has to come, innermost last
+    closing: list[str] = []  # what closes each open bracket and quote, the innermost last
     for character in text:
         is_quoted = bool(closing) and closing[-1] in QUOTES
         if character == "," and not closing:

@@ -217,7 +217,8 @@ class RoomsVectorEnv(BatchedEnv):
     def situations(self) -> list[dict[str, Any]]:
         """For each environment the example and, in the room of the choice, the objects to take and to leave.
 
-        In words with their sides, and x and y. After it is shown, the example has no side, and with others no place.
+        Each is a text with its side, then x and y. After it was shown the example has no side, and where a round has
+        several examples no place either.
         """
         state = self.state
         found: list[dict[str, Any]] = []
@@ -262,9 +263,14 @@ class RoomsVectorEnv(BatchedEnv):
     def counterfactuals(self, states: Sequence[dict[str, NDArray[Any]]]) -> list[tuple[int, NDArray[np.uint8]]]:
         """What the first environment would have shown, with the other of a choice's two objects as the example.
 
-        Given its states before the steps of an episode. For each choice the step at which its room was entered, and the
-        views up to the choice, [at most T, H, W, 3]. The room of the choice looks the same. Where all rounds of an
-        episode have one example, it is the other object in all.
+        The room of the choice looks the same. Where all rounds of an episode have one example, it is changed in all.
+
+        Args:
+            states: of `get_state` before each of the T steps of an episode.
+
+        Returns:
+            For each choice the step at which its room was entered, and the views from the beginning of the episode to
+            the choice, uint8 [at most T, H, W, 3].
         """
         # The states of the first environment as those of as many environments as there are steps, to draw all at once.
         rows = {}

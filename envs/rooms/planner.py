@@ -127,6 +127,8 @@ class Planner:
         value = np.where(state.done & ~ended, -state.score, value)
         order = np.argsort(value, kind="stable")
 
+        # States are alike that lie in the same cell of a grid, in the same room. One number stands for the cell: a hash
+        # of its place. Of each cell the first in order is kept.
         cells = np.zeros(len(order), np.int64)
         for name, size in ALIKE.items():
             cells = 1_000_003 * cells + np.round(getattr(state, name)[order] / size).astype(np.int64)
@@ -156,7 +158,7 @@ class Planner:
         return np.where(state.room == level.ROOM_1, self._to_pad(state) + from_arrival, remaining)
 
     def _to_pad(self, state: level.State) -> NDArray[np.float64]:
-        """The same to the pad; after the reward for an object from the start, and a frame's way more."""
+        """The same to the pad. A player with the reward for an object goes from the start, a frame later."""
         pad = self.plan.pad[None]
         along = pad[:, [0, 2]]
         across = pad[:, [1, 3]]

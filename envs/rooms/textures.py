@@ -74,7 +74,9 @@ def blurred(texture: Floats) -> NDArray[np.uint8]:
     for degree in range(LEVELS):
         block = 2**degree
         # Blocks at the end are filled with the last texels.
-        padded = np.pad(texture, ((0, -height % block), (0, -width % block), (0, 0)), mode="edge")
+        missing_rows = -height % block
+        missing_columns = -width % block
+        padded = np.pad(texture, ((0, missing_rows), (0, missing_columns), (0, 0)), mode="edge")
         rows = padded.shape[0] // block
         columns = padded.shape[1] // block
         means = padded.reshape(rows, block, columns, block, 3).mean((1, 3))
