@@ -12,14 +12,18 @@ from torch.nn import functional as F
 
 from agent.core import CompressiveTransformer, CompressiveTransformerConfig, detach_state
 
-DELAY, SYMBOLS, ROWS, STEPS = 30, 4, 32, 32
+DELAY = 30
+SYMBOLS = 4
+ROWS = 32
+STEPS = 32
 
 
 def batch(generator: torch.Generator, last: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Symbols [B, T], the symbols `DELAY` steps before them [B, T], and the last `DELAY` ones for the next batch."""
     symbols = torch.randint(SYMBOLS, (ROWS, STEPS), generator=generator)
     stream = torch.cat([last, symbols], dim=1)
-    return symbols, stream[:, :STEPS], stream[:, STEPS:]
+    targets = stream[:, :STEPS]
+    return symbols, targets, stream[:, STEPS:]
 
 
 def train(updates: int = 300, seed: int = 0, compressed_size: int = 8) -> float:
@@ -65,9 +69,11 @@ def train(updates: int = 300, seed: int = 0, compressed_size: int = 8) -> float:
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-        correct.append((logits.argmax(dim=-1) == targets).float().mean().item())
+        is_correct = logits.argmax(dim=-1) == targets
+        correct.append(is_correct.float().mean().item())
         if number % 100 == 99:
-            print(f"update {number + 1}  loss {loss.item():.3f}  correct {sum(correct[-20:]) / 20:.2f}", flush=True)
+            share = sum(correct[-20:]) / 20
+            print(f"update {number + 1}  loss {loss.item():.3f}  correct {share:.2f}", flush=True)
     return sum(correct[-20:]) / 20
 
 

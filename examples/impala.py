@@ -126,19 +126,23 @@ def vtrace(
         mask: [B, T] bool, false where the action was ignored because the environment was reset.
     """
     rhos = log_rhos.exp()
+    clipped_rhos = rhos.clamp(max=settings.clip_rho)
+    clipped_cs = rhos.clamp(max=settings.clip_c)
     bootstrap = values[:, -1]
     next_values = values[:, 1:]
     values = values[:, :-1]
-    deltas = torch.where(mask, rhos.clamp(max=settings.clip_rho) * (rewards + discounts * next_values - values), 0.0)
-    decays = torch.where(mask, discounts * settings.lambda_ * rhos.clamp(max=settings.clip_c), 0.0)
+
+    # From the last step to the first, the correction of each value. None crosses from episode to episode.
+    deltas = torch.where(mask, clipped_rhos * (rewards + discounts * next_values - values), 0.0)
+    decays = torch.where(mask, discounts * settings.lambda_ * clipped_cs, 0.0)
+    corrections = torch.zeros_like(values)
     correction = torch.zeros_like(bootstrap)
-    corrections: list[Tensor] = []
-    for delta, decay in zip(reversed(deltas.unbind(1)), reversed(decays.unbind(1))):
-        correction = delta + decay * correction
-        corrections.append(correction)
-    targets = values + torch.stack(corrections[::-1], dim=1)
+    for step in reversed(range(values.shape[1])):
+        correction = deltas[:, step] + decays[:, step] * correction
+        corrections[:, step] = correction
+    targets = values + corrections
     next_targets = torch.cat([targets[:, 1:], bootstrap[:, None]], dim=1)
-    advantages = rhos.clamp(max=settings.clip_rho) * (rewards + discounts * next_targets - values)
+    advantages = clipped_rhos * (rewards + discounts * next_targets - values)
     return targets, torch.where(mask, advantages, 0.0)
 
 
@@ -181,7 +185,8 @@ def parameter_groups(agent: Agent) -> list[list[nn.Parameter]]:
     """The network's parameters, and those of the compression, which only the compression loss trains."""
     compression = agent.compression_parameters()
     known = {id(parameter) for parameter in compression}
-    return [[parameter for parameter in agent.parameters() if id(parameter) not in known], compression]
+    others = [parameter for parameter in agent.parameters() if id(parameter) not in known]
+    return [others, compression]
 
 
 def make_optimizer(agent: Agent, settings: Settings) -> torch.optim.Optimizer:

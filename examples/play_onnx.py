@@ -34,23 +34,32 @@ def main(path: str, env: str, rows: int = 16, seed: int = 0) -> float:
     # The state before the first step.
     state = {}
     for each in metadata["state"]:
-        shape = () if each["name"] == "offset" else (rows, *each["shape"])
+        shape = () if each["name"] == "offset" else (rows, *each["shape"])  # all rows share the offset
         state[each["name"]] = np.full(shape, each["initial"], each["dtype"])
 
     players = gymnasium.make_vec(env, num_envs=rows)
     observation, _ = players.reset(seed=seed)
-    action, reward, reset = np.full(rows, -1), np.zeros(rows, np.float32), np.ones(rows, bool)
-    returns, over = np.zeros(rows), np.zeros(rows, bool)
+    action = np.full(rows, -1)  # none yet
+    reward = np.zeros(rows, np.float32)
+    reset = np.ones(rows, bool)  # an episode begins
+    returns = np.zeros(rows)
+    over = np.zeros(rows, bool)
     while not over.all():
-        feed = {"observation": observation, "last_action": action, "last_reward": reward, "reset": reset, **state}
-        found = dict(zip(outputs, session.run(None, {name: feed[name] for name in inputs})))
+        # One step of the agent, and its next state.
+        known = {"observation": observation, "last_action": action, "last_reward": reward, "reset": reset, **state}
+        results = session.run(None, {name: known[name] for name in inputs})
+        found = dict(zip(outputs, results, strict=True))
         state = {name: found[f"next_{name}"] for name in state}
+
         # Of the logits and noise with Gumbel's distribution, the greatest sum is a sample of the softmax.
         logits = found["policy_parameters"]
         action = (logits + rng.gumbel(size=logits.shape)).argmax(axis=1)
+
+        # One step of the environments. After its first episode a row plays on, but does not count.
         observation, rewards, terminated, truncated, _ = players.step(action)
         returns += rewards * ~over
-        reward, reset = rewards.astype(np.float32), np.zeros(rows, bool)
+        reward = rewards.astype(np.float32)
+        reset = np.zeros(rows, bool)
         over |= terminated | truncated
     return float(returns.mean())
 

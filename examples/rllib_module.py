@@ -50,7 +50,8 @@ class MemoryModule(TorchRLModule, ValueFunctionAPI):
     def setup(self) -> None:
         """Makes the networks."""
         size = self.model_config["core"].model_size
-        self.encoder = nn.Sequential(nn.Linear(self.observation_space.shape[0], size), nn.ReLU(), nn.Linear(size, size))
+        inputs = self.observation_space.shape[0]
+        self.encoder = nn.Sequential(nn.Linear(inputs, size), nn.ReLU(), nn.Linear(size, size))
         self.core = FlatCore(make_core(self.model_config["core"]))
         # The library's own distribution for the space of actions; Catalog has no public way to it without its networks.
         self.action_dist_cls = Catalog._get_dist_cls_from_action_space(self.action_space, framework="torch")
@@ -63,12 +64,19 @@ class MemoryModule(TorchRLModule, ValueFunctionAPI):
 
     def features(self, batch: dict[str, Any]) -> tuple[Tensor, dict[str, Any]]:
         """Features [B, T, D] of a batch, and what acting stores: the next state, and the counts [B, T] before it."""
-        inputs, state = self.encoder(batch[Columns.OBS]), batch[Columns.STATE_IN]["memory"]
-        if COUNT in batch:  # learning: where the episode began, the count that it had joined
-            begins = state[:, -1:] == 0
-            state = torch.cat([state[:, :-1], torch.where(begins, batch[COUNT][:, :1].to(state), state[:, -1:])], dim=1)
+        inputs = self.encoder(batch[Columns.OBS])
+        state = batch[Columns.STATE_IN]["memory"]
+
+        # The last element of a state is its count. In learning, an episode that begins has the count that it joined.
+        if COUNT in batch:
+            others = state[:, :-1]
+            count = state[:, -1:]
+            joined = batch[COUNT][:, :1].to(state)
+            state = torch.cat([others, torch.where(count == 0, joined, count)], dim=1)
+
         counts = self.core.counts(state)[:, None].expand(inputs.shape[:2]).to(state)
-        features, after = self.core(inputs, torch.zeros(inputs.shape[:2], dtype=torch.bool), state)
+        no_reset = torch.zeros(inputs.shape[:2], dtype=torch.bool)
+        features, after = self.core(inputs, no_reset, state)
         return features, {Columns.STATE_OUT: {"memory": after}, COUNT: counts}
 
     def _forward(self, batch: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
@@ -81,8 +89,9 @@ class MemoryModule(TorchRLModule, ValueFunctionAPI):
 
     def compute_values(self, batch: dict[str, Any], embeddings: Tensor | None = None) -> Tensor:
         """Values [B, T]; without embeddings, of the observations."""
-        features = self.features(batch)[0] if embeddings is None else embeddings
-        return self.value(features).squeeze(-1)
+        if embeddings is None:
+            embeddings, _ = self.features(batch)
+        return self.value(embeddings).squeeze(-1)
 
 
 class KeepFewStates(ConnectorV2):
@@ -95,8 +104,10 @@ class KeepFewStates(ConnectorV2):
     def __call__(self, *, rl_module: Any, batch: Any, episodes: list[Any], **kwargs: Any) -> Any:
         """Changes the episodes, not the batch."""
         empty = np.broadcast_to(np.float32(0), rl_module.get_initial_state()["memory"].shape)
+        steps_of_piece = rl_module.model_config["max_seq_len"]
         for episode in self.single_agent_episode_iterator(episodes):
-            if len(episode) > 1 and (len(episode) - 1) % rl_module.model_config["max_seq_len"]:
+            begins_a_piece = (len(episode) - 1) % steps_of_piece == 0
+            if len(episode) > 1 and not begins_a_piece:
                 episode.extra_model_outputs[Columns.STATE_OUT].data[-2] = {"memory": empty}
         return batch
 
@@ -150,13 +161,19 @@ def main(args: Args) -> list[tuple[int, float]]:
     torch.manual_seed(args.seed)
     os.environ.setdefault("RAY_AUTH_MODE", "disabled")  # in one process nothing has to be authenticated
     ray.init("local", num_cpus=1, include_dashboard=False, log_to_driver=False, ignore_reinit_error=True)
-    algorithm, returns, start = make_config(args).build_algo(), list[tuple[int, float]](), time.perf_counter()
-    while not returns or returns[-1][0] < args.steps:
+    algorithm = make_config(args).build_algo()
+
+    returns: list[tuple[int, float]] = []
+    steps = 0
+    start = time.perf_counter()
+    while not returns or steps < args.steps:
         result = algorithm.train()["env_runners"]
-        steps, score = int(result["num_env_steps_sampled_lifetime"]), result.get("episode_return_mean", float("nan"))
+        steps = int(result["num_env_steps_sampled_lifetime"])
+        score = result.get("episode_return_mean", float("nan"))  # none before the first end of an episode
         returns.append((steps, score))
         if len(returns) % 10 == 0:
-            print(f"{steps} steps  return {score:.2f}  {steps / (time.perf_counter() - start):.0f} steps/s", flush=True)
+            speed = steps / (time.perf_counter() - start)
+            print(f"{steps} steps  return {score:.2f}  {speed:.0f} steps/s", flush=True)
     algorithm.stop()
     return returns
 

@@ -64,13 +64,19 @@ class MemoryPolicy(RecurrentActorCriticPolicy):
         if self.lstm_critic is not None:  # type: ignore[has-type]
             self.lstm_critic = Memory(self.features_dim, core)
         self.lstm_hidden_state_shape = (1, 1, self.lstm_actor.hidden_size)
-        self.optimizer = self.optimizer_class(self.parameters(), lr=spaces_and_schedule[2](1), **self.optimizer_kwargs)
+
+        # Another optimizer, since the library's has the parameters of the LSTMs that were replaced.
+        _, _, schedule = spaces_and_schedule
+        self.optimizer = self.optimizer_class(self.parameters(), lr=schedule(1), **self.optimizer_kwargs)
 
     @staticmethod
     def _process_sequence(features: Tensor, lstm_states: States, episode_starts: Tensor, lstm: Any) -> Any:
         """Features [S x T, input_size] to [S x T, D], and the states after them; acting is T = 1."""
-        state = lstm_states[0][0]
-        inputs, reset = features.reshape(len(state), -1, lstm.input_size), episode_starts.reshape(len(state), -1) > 0.5
+        hidden, _ = lstm_states
+        state = hidden[0]
+        sequences = len(state)
+        inputs = features.reshape(sequences, -1, lstm.input_size)
+        reset = episode_starts.reshape(sequences, -1) > 0.5
         outputs, state = lstm(inputs, reset, state)
         return outputs.flatten(0, 1), (state[None], state[None])
 
@@ -85,18 +91,28 @@ class SequenceBuffer(RecurrentRolloutBuffer):
 
     def add(self, *args: Any, lstm_states: RNNStates, **kwargs: Any) -> None:
         if self.pos == 0:
-            self.begin = lstm_states.pi[0][0], lstm_states.vf[0][0]  # [N, state_size] each
+            hidden_of_actor, _ = lstm_states.pi
+            hidden_of_critic, _ = lstm_states.vf
+            self.begin = (hidden_of_actor[0], hidden_of_critic[0])  # [N, state_size] each
         super(RecurrentRolloutBuffer, self).add(*args, **kwargs)
 
     def get(self, batch_size: int | None = None) -> Generator[RecurrentRolloutBufferSamples, None, None]:
         """Minibatches of `batch_size` steps, which is a multiple of the rollout's T."""
-        size = (batch_size or self.n_envs * self.buffer_size) // self.buffer_size
+        size = self.n_envs
+        if batch_size is not None:
+            size = batch_size // self.buffer_size
         for rows in torch.randperm(self.n_envs).split(size):
 
             def pick(part: np.ndarray, rows: Tensor = rows) -> Tensor:
-                return self.to_torch(part[:, rows.numpy()].swapaxes(0, 1)).flatten(0, 1)
+                """[T, N, ...] to [S x T, ...]."""
+                of_rows = part[:, rows.numpy()]
+                return self.to_torch(of_rows.swapaxes(0, 1)).flatten(0, 1)
 
-            states = ((begin[rows][None], begin[rows][None]) for begin in self.begin)
+            # A core reads the hidden state alone, so it stands for the cell state as well.
+            states = []
+            for begin in self.begin:
+                hidden = begin[rows][None]
+                states.append((hidden, hidden))
             yield RecurrentRolloutBufferSamples(
                 observations=pick(self.observations),
                 actions=pick(self.actions),
@@ -112,13 +128,18 @@ class SequenceBuffer(RecurrentRolloutBuffer):
 
 def store_once(model: RecurrentPPO) -> None:
     """Gives a model with a `MemoryPolicy` a `SequenceBuffer`; a model that is loaded to learn on needs it again."""
-    old, policy = model.rollout_buffer, model.policy
     if model.batch_size % model.n_steps:
         raise ValueError(f"batch_size: expected a multiple of n_steps = {model.n_steps}, got {model.batch_size}")
     model.rollout_buffer = SequenceBuffer(
-        model.n_steps, policy.observation_space, policy.action_space, old.hidden_state_shape, model.device,
-        gae_lambda=model.gae_lambda, gamma=model.gamma, n_envs=model.n_envs,
-    )  # fmt: skip
+        model.n_steps,
+        model.policy.observation_space,
+        model.policy.action_space,
+        model.rollout_buffer.hidden_state_shape,
+        model.device,
+        gae_lambda=model.gae_lambda,
+        gamma=model.gamma,
+        n_envs=model.n_envs,
+    )
 
 
 class Progress(BaseCallback):
@@ -126,18 +147,18 @@ class Progress(BaseCallback):
 
     def __init__(self) -> None:
         super().__init__()
-        self.returns, self.start = list[tuple[int, float]](), time.perf_counter()
+        self.returns: list[tuple[int, float]] = []
+        self.start = time.perf_counter()
 
     def _on_step(self) -> bool:
-        found = [info["episode"]["r"] for info in self.locals["infos"] if "episode" in info]
-        self.returns += [(self.num_timesteps, score) for score in found]
+        for info in self.locals["infos"]:
+            if "episode" in info:  # one has ended
+                self.returns.append((self.num_timesteps, info["episode"]["r"]))
         return True
 
     def _on_rollout_end(self) -> None:
-        mean, speed = (
-            np.mean([score for _, score in self.returns[-200:]]),
-            self.num_timesteps / (time.perf_counter() - self.start),
-        )
+        mean = np.mean([score for _, score in self.returns[-200:]])
+        speed = self.num_timesteps / (time.perf_counter() - self.start)
         print(f"{self.num_timesteps} steps  return {mean:.2f}  {speed:.0f} steps/s", flush=True)
 
 
@@ -159,13 +180,26 @@ def make_model(args: Args) -> RecurrentPPO:
     """The library's algorithm with a core, or unchanged."""
     envs = DummyVecEnv([lambda: Monitor(Single(args.env))] * args.num_envs)
     sizes = {"model_size": 64, "num_layers": 1, "num_heads": 4, "mlp_size": 128, "segment_size": 8, "norm": "pre"}
-    own = args.core == "library"
-    options = {"lstm_hidden_size": 64} if own else {"core": matched_cores(sizes, memory=8, compressed=4)[args.core]}
+    policy: Any = MemoryPolicy
+    if args.core == "library":
+        policy = "MlpLstmPolicy"
+        options: dict[str, Any] = {"lstm_hidden_size": 64}
+    else:
+        options = {"core": matched_cores(sizes, memory=8, compressed=4)[args.core]}
     model = RecurrentPPO(
-        "MlpLstmPolicy" if own else MemoryPolicy, envs, learning_rate=1e-3, n_steps=32, batch_size=8 * 32, n_epochs=2,
-        gamma=0.95, ent_coef=0.01, seed=args.seed, policy_kwargs=options, device="cpu",
-    )  # fmt: skip
-    if not own and not args.every_step:
+        policy,
+        envs,
+        learning_rate=1e-3,
+        n_steps=32,
+        batch_size=8 * 32,
+        n_epochs=2,
+        gamma=0.95,
+        ent_coef=0.01,
+        seed=args.seed,
+        policy_kwargs=options,
+        device="cpu",
+    )
+    if policy is MemoryPolicy and not args.every_step:
         store_once(model)
     return model
 

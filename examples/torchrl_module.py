@@ -243,15 +243,16 @@ def learn(agent: Agent, loss: ClipPPOLoss, optimizer: torch.optim.Optimizer, dat
     )
     data["advantage"] = advantage
     data["value_target"] = target
-    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    (group,) = optimizer.param_groups
+    parameters = group["params"]
 
     # Our module needs the state of a window's first step alone; the library's own reads all of them.
-    once = isinstance(agent.memory, MemoryModule)
-    if once:
+    has_first_states = isinstance(agent.memory, MemoryModule)
+    if has_first_states:
         data = keep_first(data, "memory")
     for _ in range(args.epochs):
         for rows in torch.randperm(len(data)).chunk(args.minibatches):
-            batch = rows_of(data, rows, "memory") if once else data[rows]
+            batch = rows_of(data, rows, "memory") if has_first_states else data[rows]
             with set_recurrent_mode(True):
                 batch = agent.trunk(batch)
             parts = loss(batch)
