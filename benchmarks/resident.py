@@ -19,7 +19,6 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
-from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
 from actors.resident import ResidentActor
@@ -59,7 +58,8 @@ class Options:
 
 def check(env: str, device: torch.device, steps: int) -> dict[str, float]:
     """Differences to the CPU after single steps from equal states, of a scripted player and of random actions."""
-    rows, rng = 64, np.random.default_rng(0)
+    rows = 64
+    rng = np.random.default_rng(0)
     there: Any = make_device(env, rows, str(device))
     here = make_vector(env, rows)
     scripted: Any = here.oracle_actions  # type: ignore[attr-defined]
@@ -67,15 +67,18 @@ def check(env: str, device: torch.device, steps: int) -> dict[str, float]:
         scripted = functools.partial(oracle_actions, here)
     here.reset(seed=3)
     there.reset(3)
-    wrong, furthest, pixels = 0, 0.0, 0.0
+    wrong = 0
+    furthest = 0.0
+    pixels = 0.0
     for step in range(steps):
         state = there.get_state()
         here.set_state({name: state[name].numpy() for name in here.arrays})  # type: ignore[attr-defined]
         here.over[:] = (state["terminated"] | state["truncated"]).numpy()  # type: ignore[attr-defined]
         actions = scripted() if step % 3 else rng.integers(0, there.num_actions, rows)
-        seen = here.step(actions)[0]
+        seen, *_ = here.step(actions)
         there.step(torch.from_numpy(actions).to(device))
-        pixels += float((there.observation.cpu().numpy() != seen).reshape(rows, -1).mean()) / steps
+        is_different = there.observation.cpu().numpy() != seen
+        pixels += float(is_different.reshape(rows, -1).mean()) / steps
         after = there.get_state()
         for name, expected in here.arrays.items():  # type: ignore[attr-defined]
             found = after[name].numpy()
@@ -95,7 +98,9 @@ class Meter:
     """Measures rates on a device, and shows each as soon as it is known."""
 
     def __init__(self, device: torch.device, dtype: torch.dtype, seconds: float) -> None:
-        self.device, self.seconds, self.rates = device, seconds, dict[str, dict[str, float]]()
+        self.device = device
+        self.seconds = seconds
+        self.rates: dict[str, dict[str, float]] = {}
         self.peak = self._product(dtype)
 
     def rate(self, work: Callable[[], object], amount: float) -> float:
@@ -103,11 +108,14 @@ class Meter:
         for _ in range(2):
             work()
         self.wait()
-        begin, done = time.perf_counter(), 0.0
-        while (elapsed := time.perf_counter() - begin) < self.seconds or not done:
+        begin = time.perf_counter()
+        elapsed = 0.0
+        done = 0.0
+        while elapsed < self.seconds or not done:
             work()
             self.wait()
             done += amount
+            elapsed = time.perf_counter() - begin
         return done / elapsed
 
     def note(self, name: str, steps_per_second: float, flops: float = 0.0) -> None:
@@ -128,16 +136,17 @@ class Meter:
     def _product(self, dtype: torch.dtype) -> float:
         """Floating point operations a second in a product of large matrices."""
         size = 8192 if self.device.type == "cuda" else 1024
-        a, b = (torch.randn(size, size, device=self.device, dtype=dtype) for _ in range(2))
-        begin, done = 0.0, 0
-        for turn in range(23):
-            if turn == 3:
-                self.wait()
-                begin = time.perf_counter()
+        a = torch.randn(size, size, device=self.device, dtype=dtype)
+        b = torch.randn(size, size, device=self.device, dtype=dtype)
+        for _ in range(3):  # warms up
             a @ b
-            done += turn >= 3
         self.wait()
-        return done * 2.0 * size**3 / (time.perf_counter() - begin)
+        products = 20
+        begin = time.perf_counter()
+        for _ in range(products):
+            a @ b
+        self.wait()
+        return products * 2.0 * size**3 / (time.perf_counter() - begin)
 
 
 def count_flops(work: Callable[[], object]) -> float:
@@ -150,19 +159,36 @@ def measure_level(env: str, rows: int, meter: Meter) -> None:
     envs = make_device(env, rows, str(meter.device))
     envs.reset(0)
     actions = torch.randint(0, envs.num_actions, (rows,), device=meter.device)
-    step = functools.partial(DeviceEnv.step, envs, actions)
+    step: Callable[[], None] = functools.partial(DeviceEnv.step, envs, actions)
     step()
-    meter.note(f"level, {rows}", meter.rate(cuda_graph(step) if meter.device.type == "cuda" else step, rows))
+    if meter.device.type == "cuda":
+        step = cuda_graph(step)
+    meter.note(f"level, {rows}", meter.rate(step, rows))
+
+
+def make_base(options: Options) -> RunConfig:
+    """The configuration of a run, but for the number of environments.
+
+    Raises:
+        SystemExit: if a number of environments is not a whole number of actors, whose parts the preset chooses.
+    """
+    base = make_config(options.preset, options.core, options.env, resident=True)
+    for rows in options.envs:
+        if rows % base.actors.envs_per_actor:
+            expected = f"multiples of {base.actors.envs_per_actor}, the preset's envs_per_actor"
+            raise SystemExit(f"--envs: expected {expected}, got {rows}")
+    compiled = options.compile and resolve_device(options.device).type == "cuda"
+    learning = dataclasses.replace(base.learner, device=options.device, compile=compiled, cuda_graph=options.cuda_graph)
+    return resolve_precisions(dataclasses.replace(base, learner=learning))
 
 
 def measure(options: Options) -> dict[str, Any]:
     device = resolve_device(options.device)
-    base = make_config(options.preset, options.core, options.env, resident=True)
-    compiled = options.compile and device.type == "cuda"
-    learning = dataclasses.replace(base.learner, device=options.device, compile=compiled, cuda_graph=options.cuda_graph)
-    base = resolve_precisions(dataclasses.replace(base, learner=learning))
-    figures: dict[str, Any] = {"device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"}
-    figures["precision"] = base.learner.precision
+    base = make_base(options)
+    name_of_device = "cpu"
+    if device.type == "cuda":
+        name_of_device = torch.cuda.get_device_name(device)
+    figures: dict[str, Any] = {"device": name_of_device, "precision": base.learner.precision}
     if "check" in options.parts:
         figures["check"] = check(options.env, device, options.check_steps)
         print("check", figures["check"], file=sys.stderr, flush=True)
@@ -210,23 +236,32 @@ def _flops(learner: Learner, trajectory: Any) -> tuple[float, float]:
     agent: Any = learner.agent
     inputs = row.observation, row.last_action, row.reward, row.reset
 
-    def forward() -> Tensor:
-        output = agent(*inputs, row.core_state)
-        return output.policy_parameters.sum() + output.value.sum() + sum(loss.value for loss in output.losses.values())
+    steps = row.action.shape[1]
 
     def act() -> None:
         with torch.no_grad():
             state = agent.with_cache(row.core_state)
-            for t in range(row.action.shape[1]):
-                state = agent(*(part[:, t : t + 1] for part in inputs), state).state
+            for step in range(steps):
+                of_step = [part[:, step : step + 1] for part in inputs]
+                state = agent(*of_step, state).state
 
-    compiled, agent.vision._compiled_call_impl = agent.vision._compiled_call_impl, None
+    def learn() -> None:
+        output = agent(*inputs, row.core_state)
+        loss = output.policy_parameters.sum() + output.value.sum()
+        for own in output.losses.values():
+            loss = loss + own.value
+        loss.backward()
+
+    # Compiled code hides its operations from the counter.
+    compiled = agent.vision._compiled_call_impl
+    agent.vision._compiled_call_impl = None
     try:
-        flops = count_flops(act), count_flops(lambda: forward().backward())
+        acting = count_flops(act)
+        learning = count_flops(learn)
     finally:
         agent.vision._compiled_call_impl = compiled
         agent.zero_grad(set_to_none=True)
-    return flops[0] / row.action.shape[1], flops[1] / row.action.shape[1]
+    return acting / steps, learning / steps
 
 
 if __name__ == "__main__":
