@@ -15,6 +15,7 @@ Axes: B batch, H heads, n steps, D features, R = D / H, k clusters, w window.
 import itertools
 import math
 import time
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
@@ -135,7 +136,8 @@ class BalancedLayer(nn.Module):
         value = by_head(value)
 
         # Local heads: a band along the diagonal.
-        near = torch.ones(steps, steps, dtype=torch.bool, device=x.device).tril().triu(1 - self.config.local)
+        every_pair = torch.ones(steps, steps, dtype=torch.bool, device=x.device)
+        near = every_pair.tril().triu(1 - self.config.local)
         scores = query[:, :local] @ key[:, :local].mT * key.shape[-1] ** -0.5
         weights = scores.masked_fill(~near, -torch.inf).softmax(dim=-1)
 
@@ -171,9 +173,10 @@ class BalancedTransformer(Core):
         self.config = config
         self.positions = nn.Parameter(0.1 * torch.randn(config.longest, config.model_size))
         first = config.num_layers - config.routing_layers
-        layers = nn.ModuleList(
-            BalancedLayer(config, config.routing_heads * (layer >= first)) for layer in range(config.num_layers)
-        )
+        layers = nn.ModuleList()
+        for layer in range(config.num_layers):
+            routing = config.routing_heads if layer >= first else 0
+            layers.append(BalancedLayer(config, routing))
         self.layers: Sequence[BalancedLayer] = layers  # type: ignore[assignment]
         self.norm = nn.LayerNorm(config.model_size)
 
@@ -216,16 +219,22 @@ def divergence(first: Tensor, second: Tensor) -> float:
     both = (first.sum(dim=-1) > 0) & (second.sum(dim=-1) > 0)
     p = first[both]
     q = second[both]
-    entropy_of_mean, entropy_of_p, entropy_of_q = torch.special.entr(torch.stack([(p + q) / 2, p, q])).sum(dim=-1)
-    return float((entropy_of_mean - (entropy_of_p + entropy_of_q) / 2).mean())
+    mean_of_entropies = (_entropy(p) + _entropy(q)) / 2
+    return float((_entropy((p + q) / 2) - mean_of_entropies).mean())
+
+
+def _entropy(weights: Tensor) -> Tensor:
+    """In nats, of each row."""
+    return torch.special.entr(weights).sum(dim=-1)
 
 
 def divergences(layer: BalancedLayer) -> dict[str, float]:
     """The mean divergence of two heads of the last call, by their kinds."""
-    found: dict[str, list[float]] = {}
+    found: dict[str, list[float]] = defaultdict(list)
     kinds = ["local"] * (layer.config.num_heads - layer.routing) + ["routing"] * layer.routing
-    for (a, kind), (b, other) in itertools.combinations(enumerate(kinds), 2):
-        found.setdefault(f"{kind}-{other}", []).append(divergence(layer.weights[:, a], layer.weights[:, b]))
+    for first, second in itertools.combinations(range(len(kinds)), 2):
+        apart = divergence(layer.weights[:, first], layer.weights[:, second])
+        found[f"{kinds[first]}-{kinds[second]}"].append(apart)
     return {name: round(sum(values) / len(values), 3) for name, values in found.items()}
 
 
@@ -249,10 +258,15 @@ def sequences(data: str, split: str, steps: int, generator: torch.Generator) -> 
     """A function that draws so many sequences [rows, steps + 1] int64, and the size of the vocabulary.
 
     Those of a corpus begin at multiples of the number of steps, after a separator 0 in place of what came before. Of
-    images, one is a sequence. Raises a ValueError if none has so many bytes.
+    images, one is a sequence. Raises a ValueError if no image has so many bytes, or if the corpus has fewer.
     """
     if data == "bits":
-        return lambda rows: torch.randint(2, (rows, steps + 1), generator=generator), 2
+
+        def draw_bits(rows: int) -> Tensor:
+            return torch.randint(2, (rows, steps + 1), generator=generator)
+
+        return draw_bits, 2
+
     config = PRESETS[data]("cpu", "lstm")
     if data == "images":
         side = math.isqrt(steps // 3)
@@ -265,6 +279,8 @@ def sequences(data: str, split: str, steps: int, generator: torch.Generator) -> 
     tokens = found.splits[split].tokens
     tokens = tokens[tokens < vocabulary]  # without the starts of images, which are given
     count = len(tokens) // steps
+    if count == 0:
+        raise ValueError(f"steps: expected at most {len(tokens)}, the bytes of the split {split}, got {steps}")
     whole = torch.from_numpy(tokens[: count * steps].astype("int64")).view(count, steps)
 
     def draw(rows: int) -> Tensor:
@@ -318,18 +334,24 @@ def main(options: Options) -> dict[str, Any]:
     Returns both likelihoods in bits a token, and the divergence of heads by layer.
     """
     base = replace(options.network, window=options.window, local=options.window, longest=options.steps)
-    variants = {"full": replace(base, routing_heads=0, local=options.steps), "local": replace(base, routing_heads=0)}
+    variants = {
+        "full": replace(base, routing_heads=0, local=options.steps),
+        "local": replace(base, routing_heads=0),
+    }
     for heads, layers in options.routing:
         name = f"{heads} of {base.num_heads} heads route, in {layers} of {base.num_layers} layers"
         variants[name] = replace(base, routing_heads=heads, routing_layers=layers)
 
-    held_out, _ = sequences(options.data, "test", options.steps, torch.Generator().manual_seed(options.seed + 10**6))
+    # Each variant draws the same sequences, and those that are measured are drawn with another seed.
+    generator = torch.Generator().manual_seed(options.seed + 10**6)
+    held_out, _ = sequences(options.data, "test", options.steps, generator)
     tokens = torch.cat([held_out(1) for _ in range(options.measured)])
     parts = tokens.split(options.rows)
 
     found: dict[str, Any] = {}
     for name, config in variants.items():
-        draw, vocabulary = sequences(options.data, "train", options.steps, torch.Generator().manual_seed(options.seed))
+        generator = torch.Generator().manual_seed(options.seed)
+        draw, vocabulary = sequences(options.data, "train", options.steps, generator)
         torch.manual_seed(options.seed)
         core = BalancedTransformer(config)
         model = SequenceModel(core, vocabulary, tied=False)

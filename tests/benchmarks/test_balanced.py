@@ -1,7 +1,9 @@
 """The published routing layer: it is Algorithm 1 written out, it leaks the future, and so it cannot act or sample."""
 
 import math
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -124,6 +126,17 @@ def test_training_finds_the_leak() -> None:
 def test_sequences_of_images_are_whole_images() -> None:
     with pytest.raises(ValueError, match=r"steps: expected 3 n\^2, the bytes of an image of n x n pixels, got 100"):
         balanced.sequences("images", "train", 100, torch.Generator())
+
+
+def test_a_corpus_that_is_shorter_than_a_sequence_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    corpus = SimpleNamespace(
+        make_model=lambda: SimpleNamespace(vocabulary=257), splits={"test": SimpleNamespace(tokens=np.arange(1, 101))}
+    )
+    monkeypatch.setattr(balanced, "open_data", lambda config: corpus)
+    draw_whole, _ = balanced.sequences("text", "test", 100, torch.Generator())
+    assert draw_whole(2).tolist() == [list(range(101))] * 2
+    with pytest.raises(ValueError, match=r"^steps: expected at most 100, the bytes of the split test, got 101$"):
+        balanced.sequences("text", "test", 101, torch.Generator())
 
 
 def test_divergence_of_heads_is_the_literal_one() -> None:
