@@ -58,7 +58,10 @@ def _recordings(player: TrainedAgent, options: Options) -> Iterator[Recording]:
 
 
 def _of_run(recordings: Iterable[Recording]) -> dict[str, Any]:
-    causes, looks, ages, looked = [], [], [], []
+    causes = []
+    looks = []
+    ages_of_causes = []
+    ages_of_looks = []
     kinds: Sequence[str] = ()
     steps = 0
     agree = 0
@@ -67,7 +70,8 @@ def _of_run(recordings: Iterable[Recording]) -> dict[str, Any]:
         kinds = recording.slot_kinds
         steps += len(recording.rewards)
         counted = agreement([recording])
-        agree += counted["agree"] if counted else 0
+        if counted:
+            agree += counted["agree"]
         layer = recording.attention[0]
         weights = layer.weights.mean(axis=1)  # [T, S]
         kind_of_slot = np.repeat(np.arange(3), layer.sizes)
@@ -75,20 +79,24 @@ def _of_run(recordings: Iterable[Recording]) -> dict[str, Any]:
         for step, effect in enumerate(recording.effects):
             if effect.stretch_effect < np.log(DECISIVE):
                 continue
+            # Which steps decided.
             causes.append(np.maximum(effect.kinds, 0.0))
-            earlier = np.where(layer.steps[step, :, 1] < step, weights[step], 0.0)
+            ages_of_causes.append(int(step - effect.stretch[1]))
+
+            # Which steps have most attention: sums over the last steps up to each one, as many as decide.
+            is_earlier = layer.steps[step, :, 1] < step
+            earlier = np.where(is_earlier, weights[step], 0.0)
             looks.append(np.bincount(kind_of_slot, earlier, minlength=3))
-            ages.append(int(step - effect.stretch[1]))
-            totals = np.convolve(by_step[step, :step], np.ones(STRETCH))[:step]  # of the steps up to each
-            looked.append(int(step - totals.argmax()))
+            totals = np.convolve(by_step[step, :step], np.ones(STRETCH))[:step]
+            ages_of_looks.append(int(step - totals.argmax()))
     return {
         "steps": steps,
-        "decided": len(ages),
+        "decided": len(causes),
         "attention agrees": agree,
         "causes": _shares(causes, kinds),
         "attention": _shares(looks, kinds),
-        "ages of causes": _by_age(ages),
-        "ages of most attention": _by_age(looked),
+        "ages of causes": _by_age(ages_of_causes),
+        "ages of most attention": _by_age(ages_of_looks),
     }
 
 
@@ -97,14 +105,16 @@ def _shares(parts: list[np.ndarray], kinds: Sequence[str]) -> dict[str, float]:
     if not parts:
         return {}
     table = np.stack(parts)
-    shares = (table / np.maximum(table.sum(axis=1, keepdims=True), 1e-9)).mean(axis=0)
+    sums = table.sum(axis=1, keepdims=True)
+    shares = (table / np.maximum(sums, 1e-9)).mean(axis=0)
     return {kind: round(float(share), 3) for kind, share in zip(kinds, shares)}
 
 
 def _by_age(ages: Sequence[int]) -> dict[str, float]:
     """Shares of ages in the intervals that begin at `AGES`."""
     counts, _ = np.histogram(ages, [*AGES, np.inf])
-    return {str(age): round(float(count) / max(1, len(ages)), 3) for age, count in zip(AGES, counts)}
+    shares = counts / max(1, len(ages))
+    return {str(age): round(float(share), 3) for age, share in zip(AGES, shares)}
 
 
 def _draw(found: dict[str, Any], names: Sequence[str], path: Path) -> None:
@@ -114,16 +124,20 @@ def _draw(found: dict[str, Any], names: Sequence[str], path: Path) -> None:
     figure = Figure((4.2 * len(names), 3.2), layout="constrained")
     panels = figure.subplots(1, len(names), squeeze=False, sharey=True)[0]
     places = np.arange(len(AGES))
-    ends = [*(f"{begin}–{end - 1}" for begin, end in itertools.pairwise(AGES)), f"{AGES[-1]}–"]
+    intervals = [f"{begin}–{end - 1}" for begin, end in itertools.pairwise(AGES)]
+    intervals.append(f"{AGES[-1]}–")
     for axes, name in zip(panels, names):
         for offset, kind in ((-0.2, "causes"), (0.2, "most attention")):
             shares = list(found[name][f"ages of {kind}"].values())
             axes.bar(places + offset, [100 * share for share in shares], 0.38, label=kind)
-        axes.set(xticks=places, xticklabels=ends, xlabel="steps ago", title=Path(name).name)
+        axes.set(xticks=places, xticklabels=intervals, xlabel="steps ago", title=Path(name).name)
         axes.spines[["top", "right"]].set_visible(False)
     panels[0].set_ylabel("% of the steps that memory decided")
     panels[0].legend(frameon=False)
-    figure.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
+    metadata = None
+    if path.suffix == ".svg":
+        metadata = {"Date": None}  # equal numbers give equal files
+    figure.savefig(path, metadata=metadata)
 
 
 if __name__ == "__main__":

@@ -58,7 +58,9 @@ def in_turns(
     """
 
     def rate(work: Callable[[], float]) -> float:
-        done, elapsed, begin = 0.0, 0.0, clock()
+        done = 0.0
+        elapsed = 0.0
+        begin = clock()
         while not done or elapsed < seconds / turns:
             done += work()
             elapsed = clock() - begin
@@ -67,8 +69,11 @@ def in_turns(
     for work in works.values():
         for _ in range(warm_up):
             work()
-    measured = [{name: rate(work) for name, work in works.items()} for _ in range(turns)]
-    return {name: statistics.median(turn[name] for turn in measured) for name in works}
+    rates: dict[Name, list[float]] = {name: [] for name in works}
+    for _ in range(turns):
+        for name, work in works.items():
+            rates[name].append(rate(work))
+    return {name: statistics.median(of_turns) for name, of_turns in rates.items()}
 
 
 def summary(values: Sequence[float]) -> dict[str, float]:
@@ -84,9 +89,19 @@ def rounded(values: Mapping[Name, float], divisor: float = 1.0, digits: int | No
 
 def markdown(rows: Sequence[Iterable[Any]]) -> str:
     """A table; the first row is the header. Numbers get separators for thousands."""
-    cells = [[f"{cell:,}" if isinstance(cell, int | float) else str(cell) for cell in row] for row in rows]
-    lines = [f"| {' | '.join(row)} |" for row in cells]
-    return "\n".join([lines[0], "|---" * len(cells[0]) + "|", *lines[1:]])
+    lines = []
+    for row in rows:
+        cells = [_cell(value) for value in row]
+        lines.append(f"| {' | '.join(cells)} |")
+        if len(lines) == 1:
+            lines.append("|---" * len(cells) + "|")
+    return "\n".join(lines)
+
+
+def _cell(value: Any) -> str:
+    if isinstance(value, int | float):
+        return f"{value:,}"
+    return str(value)
 
 
 @contextlib.contextmanager
@@ -143,28 +158,43 @@ def ray_psutil() -> Any:
 def family() -> list[Process]:
     """This process, whose kind is "driver", and its living descendants, zombies included. Linux only."""
     psutil = ray_psutil()
-    found, driver = [], psutil.Process()
+    driver = psutil.Process()
+    found = []
     for handle in [driver, *driver.children(recursive=True)]:
         with contextlib.suppress(psutil.NoSuchProcess):
             seen = handle.as_dict(["cmdline", "memory_info", "num_threads", "cpu_times"])
-            memory, cpu = seen["memory_info"], seen["cpu_times"]
+            memory = seen["memory_info"]
+            times = seen["cpu_times"]
             kind = "driver" if handle == driver else kind_of(seen["cmdline"] or [""])
-            found.append(Process(handle, kind, memory.rss - memory.shared, seen["num_threads"], cpu.user + cpu.system))
+            process = Process(
+                handle=handle,
+                kind=kind,
+                memory=memory.rss - memory.shared,
+                threads=seen["num_threads"],
+                cpu=times.user + times.system,
+            )
+            found.append(process)
     return found
 
 
 def marked(mark: str) -> list[Any]:
     """The processes that were started, however indirectly, with MARK in their environment."""
-    found = ray_psutil().process_iter(["environ"])
-    return [process for process in found if (process.info["environ"] or {}).get("MARK") == mark]
+    found = []
+    for process in ray_psutil().process_iter(["environ"]):
+        environment = process.info["environ"] or {}
+        if environment.get("MARK") == mark:
+            found.append(process)
+    return found
 
 
 def kind_of(words: list[str]) -> str:
     """The kind of a process, from its command line; zombies have none."""
     if words[0].startswith("ray::"):
-        return words[0].removeprefix("ray::").partition(".")[0].strip()
+        name_of_class, _, _ = words[0].removeprefix("ray::").partition(".")
+        return name_of_class.strip()
     scripts = [word for word in words if word.endswith(".py")]
-    return Path((scripts or words)[0]).name or "zombie"
+    program = scripts[0] if scripts else words[0]
+    return Path(program).name or "zombie"
 
 
 def cpu_seconds() -> float:

@@ -160,7 +160,8 @@ def learning(subject: Subject, options: Options) -> Callable[[], int]:
     def update() -> int:
         nonlocal state
         subject.network.zero_grad(set_to_none=True)
-        with torch.autocast(options.device, torch.bfloat16) if options.autocast else nullcontext():
+        precision = torch.autocast(options.device, torch.bfloat16) if options.autocast else nullcontext()
+        with precision:
             features, state, loss = subject.call(inputs, state)
         (features.float().square().mean() + loss).backward()
         return options.batch * SEGMENT
@@ -210,7 +211,10 @@ def scaling(options: Options) -> dict[str, dict[int, float]]:
             fields: dict[str, Any] = {field: value}
             works[field, value] = learning(ours(options, **fields), options)
     measured = options.rates(works)
-    return {f"by_{field}": {value: measured[field, value] for value in values[field]} for field in values}
+    curves: dict[str, dict[int, float]] = {}
+    for field in values:
+        curves[f"by_{field}"] = {value: measured[field, value] for value in values[field]}
+    return curves
 
 
 def draw(curves: dict[str, dict[int, float]], path: Path) -> None:
@@ -295,14 +299,19 @@ def main(options: Options) -> dict[str, Any]:
         utilization = round(learned["post_residual"] * flops / options.peak_tflops / 1e12, 4)
 
     initial = core.network.initial_state(1)
-    cuda = options.device == "cuda"
+    device = f"cpu, 1 thread of {os.cpu_count()}"
+    if options.device == "cuda":
+        device = torch.cuda.get_device_name()
+    peer = "not installed: pip install -e .[bench]"
+    if others:
+        peer = "compressive-transformer-pytorch 0.4.0"
     return {
         "model": "d 256, 4 layers, 4 heads, mlp 1024, n_s 128, n_m 128, n_cm 64, c 4",
         "batch": options.batch,
-        "device": torch.cuda.get_device_name() if cuda else f"cpu, 1 thread of {os.cpu_count()}",
+        "device": device,
         "dtype": "bfloat16 autocast" if options.autocast else "float32",
         "torch": torch.__version__,
-        "peer": "compressive-transformer-pytorch 0.4.0" if others else "not installed: pip install -e .[bench]",
+        "peer": peer,
         "learning_tokens_per_second": learned,
         "acting_tokens_per_second": acted,
         "ratios": ratios(learned, acted, compare=bool(others)),

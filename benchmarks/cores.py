@@ -23,7 +23,9 @@ SIZE = 64
 SIZES = {"model_size": SIZE, "num_layers": 2, "num_heads": 4, "mlp_size": 128, "segment_size": 16, "norm": "pre"}
 SLOTS = 16
 """Of memory, and of compressed memory."""
-STEPS, LEARNING_ROWS, ACTING_ROWS = 128, 16, 32
+STEPS = 128
+LEARNING_ROWS = 16
+ACTING_ROWS = 32
 
 
 @dataclass

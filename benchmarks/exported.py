@@ -90,13 +90,16 @@ def _compare(agent: Agent, path: Path, rows: int, steps: int) -> dict[str, Any]:
     assert isinstance(actions, int), "one choice of several actions"
     state = agent.with_cache(agent.initial_state(rows))
     generator = torch.Generator().manual_seed(0)
-    worst, other_actions, seconds = 0.0, 0, {"torch": 0.0, "onnxruntime": 0.0}
+    worst = 0.0
+    other_actions = 0
+    seconds = {"torch": 0.0, "onnxruntime": 0.0}
     for step in range(steps):
         if len(shape) == 3:
             seen = torch.randint(0, 256, (rows, *shape), generator=generator, dtype=torch.uint8)
         else:
             seen = torch.randn(rows, *shape, generator=generator)
-        reset = torch.rand(rows, generator=generator) < (RESETS if step else 1.0)
+        share_of_resets = RESETS if step > 0 else 1.0
+        reset = torch.rand(rows, generator=generator) < share_of_resets
         action = torch.randint(0, actions, (rows,), generator=generator).masked_fill(reset, -1)
         reward = torch.randn(rows, generator=generator)
 
@@ -107,12 +110,17 @@ def _compare(agent: Agent, path: Path, rows: int, steps: int) -> dict[str, Any]:
         state = output.state
         logits = output.policy_parameters[:, 0].numpy()
 
-        values = (seen.numpy(), action.numpy(), reward.numpy(), reset.numpy())
-        feed = dict(zip(("observation", "last_action", "last_reward", "reset"), values)) | exported
+        given = {
+            "observation": seen.numpy(),
+            "last_action": action.numpy(),
+            "last_reward": reward.numpy(),
+            "reset": reset.numpy(),
+            **exported,
+        }
         begin = time.perf_counter()
-        theirs, greedy, _, *after = session.run(None, {name: feed[name] for name in inputs})
+        theirs, greedy, _, *after = session.run(None, {name: given[name] for name in inputs})
         seconds["onnxruntime"] += time.perf_counter() - begin
-        exported = dict(zip(exported, after))
+        exported = dict(zip(exported, after, strict=True))
 
         worst = max(worst, float(np.abs(theirs - logits).max()))
         other_actions += int((greedy != logits.argmax(axis=1)).sum())

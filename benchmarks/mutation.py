@@ -280,9 +280,10 @@ def alternatives_of_value(node: ast.AST) -> Iterator[ast.AST]:
         case ast.Attribute(attr=name, ctx=ast.Load()) if name in NAMES:
             yield changed(node, attr=NAMES[name])
         case ast.Slice(lower=lower, upper=upper):
-            for bound in filter(None, [lower, upper]):
-                moved = ast.BinOp(bound, ast.Add(), ast.Constant(1))
-                yield changed(node, **{"lower" if bound is lower else "upper": moved})
+            for name, bound in (("lower", lower), ("upper", upper)):
+                if bound is not None:
+                    moved = ast.BinOp(bound, ast.Add(), ast.Constant(1))
+                    yield changed(node, **{name: moved})
         case ast.IfExp(body=body, orelse=other):
             yield changed(node, body=other, orelse=body)
         case ast.ListComp() | ast.SetComp() | ast.DictComp() | ast.GeneratorExp():
@@ -330,8 +331,12 @@ def children(node: ast.AST) -> Iterator[ast.AST]:
     if isinstance(node, ast.Raise):
         return
     for name, value in ast.iter_fields(node):
-        if name not in ("annotation", "returns", "decorator_list"):
-            yield from (each for each in (value if isinstance(value, list) else [value]) if isinstance(each, ast.AST))
+        if name in ("annotation", "returns", "decorator_list"):
+            continue
+        values = value if isinstance(value, list) else [value]
+        for each in values:
+            if isinstance(each, ast.AST):
+                yield each
 
 
 def mutants(file: str, source: bytes) -> list[Mutant]:
@@ -343,7 +348,9 @@ def mutants(file: str, source: bytes) -> list[Mutant]:
 
     def add(node: Any, other: ast.AST, before: str = "") -> None:
         after = ast.unparse(other)
-        text = f"({after})" if isinstance(other, ast.expr) and not isinstance(other, ast.Slice) else after
+        text = after
+        if isinstance(other, ast.expr) and not isinstance(other, ast.Slice):
+            text = f"({after})"
         begin = starts[node.lineno - 1] + node.col_offset  # columns are counted in bytes
         end = starts[node.end_lineno - 1] + node.end_col_offset
         found.append(Mutant(file, node.lineno, f"{before or ast.unparse(node)} -> {after}", begin, end, text))

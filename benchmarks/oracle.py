@@ -55,10 +55,13 @@ def play(variant: str, actions: str, choose: Choose, episodes: int) -> Played:
     slow.reset(seed=[0])
 
     begin = time.perf_counter()
-    rewards, poses, names = [], [slow.poses()[0]], []
+    rewards = []
+    names = []
+    poses = [slow.poses()[0]]
     for _ in range(config.episode_steps):
         chosen = choose(env)
-        rewards.append(env.step(chosen)[1])
+        _, reward, *_ = env.step(chosen)
+        rewards.append(reward)
         names.append(config.action_names[chosen[0]])
         for _ in range(config.action_repeat):
             slow.step(chosen[:1])
@@ -66,7 +69,8 @@ def play(variant: str, actions: str, choose: Choose, episodes: int) -> Played:
     seconds = time.perf_counter() - begin
 
     scores = np.sum(rewards, axis=0)
-    steps = 1 + np.flatnonzero(np.stack(rewards)[:, 0])
+    of_first = np.stack(rewards)[:, 0]
+    steps = 1 + np.flatnonzero(of_first)
     return Played(scores, steps.tolist(), np.stack(poses), names, seconds)
 
 
@@ -84,18 +88,22 @@ def draw(played: dict[str, Played], variant: str, path: Path) -> None:
     for axis, (name, one) in zip(axes, played.items()):
         for x0, y0, x1, y1 in plan["walls"]:
             axis.plot([x0, x1], [y0, y1], color="0.6")
+        low, high, across = built.pickup
         for x, y in built.choices:
-            low, high, across = built.pickup
-            axis.add_patch(pyplot.Rectangle((x + low, y - across), high - low, 2 * across, color="tab:pink", alpha=0.2))
-        pad = built.pad
-        axis.add_patch(
-            pyplot.Rectangle((pad[0], pad[1]), pad[2] - pad[0], pad[3] - pad[1], color="tab:purple", alpha=0.2)
-        )
-        last = config.action_repeat * one.reward_steps[:4][-1]
+            zone = pyplot.Rectangle((x + low, y - across), high - low, 2 * across, color="tab:pink", alpha=0.2)
+            axis.add_patch(zone)
+        x0, y0, x1, y1 = built.pad
+        axis.add_patch(pyplot.Rectangle((x0, y0), x1 - x0, y1 - y0, color="tab:purple", alpha=0.2))
+
+        # Two trials have four rewards: for a teleport and a choice each. A pose is x, y, yaw and the room.
+        last_step = one.reward_steps[:4][-1]
+        poses = one.poses[: config.action_repeat * last_step]
         for room, color in ((0, "tab:blue"), (1, "tab:orange")):
-            shown = np.where(one.poses[:last, 3:] == room, one.poses[:last, :2], np.nan)
-            axis.plot(*shown.T, color=color)
-            axis.plot(*shown[:: config.action_repeat].T, ".", color=color)
+            is_here = poses[:, 3:] == room
+            way = np.where(is_here, poses[:, :2], np.nan)
+            axis.plot(way[:, 0], way[:, 1], color=color)
+            at_steps = way[:: config.action_repeat]
+            axis.plot(at_steps[:, 0], at_steps[:, 1], ".", color=color)
         axis.set_title(
             f"{name}: {one.scores.mean():.0f} an episode, a choice after steps {one.reward_steps[1::2]}", fontsize=9
         )
@@ -108,11 +116,10 @@ def draw(played: dict[str, Played], variant: str, path: Path) -> None:
 
 def main(options: Options) -> dict[str, Any]:
     """Plays, draws, and returns the figures."""
-    played = {
-        f"{player}, {actions} actions": play(options.variant, actions, choose, options.episodes)
-        for actions in ACTION_SETS
-        for player, choose in PLAYERS.items()
-    }
+    played = {}
+    for actions in ACTION_SETS:
+        for player, choose in PLAYERS.items():
+            played[f"{player}, {actions} actions"] = play(options.variant, actions, choose, options.episodes)
     if options.picture:
         draw(played, options.variant, options.picture)
     return {

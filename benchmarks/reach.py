@@ -84,13 +84,23 @@ def row_of(path: Path) -> Row:
 
 def bars_of(rows: list[Row]) -> list[Bar]:
     """The rows by variant: without compression first, then by slots and by reach."""
-    variants = sorted({row[:4] for row in rows}, key=lambda row: (row[2], row[1]))
+    by_variant: dict[tuple[str, int, int, int], list[float]] = {}
+    for row in rows:
+        variant = (row.core, row.rate, row.slots, row.reach)
+        by_variant.setdefault(variant, []).append(row.correct)
+
     bars = []
-    for core, rate, slots, reach in variants:
-        correct = tuple(row.correct for row in rows if row[:4] == (core, rate, slots, reach))
+    for variant in sorted(by_variant, key=_order):
+        _, rate, slots, reach = variant
         name = f"Compressive, rate {rate}" if rate else "Transformer-XL"
-        bars.append(Bar(name, slots, reach, correct, expected(reach)))
+        bars.append(Bar(name, slots, reach, tuple(by_variant[variant]), expected(reach)))
     return bars
+
+
+def _order(variant: tuple[str, int, int, int]) -> tuple[int, int]:
+    """Where a variant stands in the figure."""
+    _, rate, slots, _ = variant
+    return slots, rate
 
 
 def expected(reach: int) -> float:
@@ -109,8 +119,14 @@ def _read(table: Path) -> dict[tuple[Any, ...], Row]:
     found = {}
     with table.open(newline="") as file:
         for line in csv.DictReader(file):
-            rate, slots, reach, seed = (int(line[name]) for name in ("rate", "slots", "reach", "seed"))
-            row = Row(line["core"], rate, slots, reach, seed, float(line["correct"]))
+            row = Row(
+                core=line["core"],
+                rate=int(line["rate"]),
+                slots=int(line["slots"]),
+                reach=int(line["reach"]),
+                seed=int(line["seed"]),
+                correct=float(line["correct"]),
+            )
             found[_key(row)] = row
     return found
 
@@ -141,8 +157,12 @@ STYLE = """
       .seed { fill: #0d1117; stroke: #f0f6fc }
     }
 """
-LEFT, RIGHT, FIRST, EACH = 300.0, 690.0, 69, 34
-"""Pixels: of 50 % and of 100 % from the left, of the first bar from the top, and from one bar to the next."""
+LEFT = 300.0
+RIGHT = 690.0
+"""Pixels from the left, of 50 % and of 100 %."""
+FIRST = 69
+EACH = 34
+"""Pixels from the top to the first bar, and from one bar to the next."""
 
 
 def drawn(bars: list[Bar]) -> str:

@@ -232,7 +232,10 @@ def draw(path: Path, results: dict[str, list[dict[int, float]]]) -> None:
 
     with picture(path, size=(6.4, 3.6)) as axes:
         for index, (name, runs) in enumerate(results.items()):
-            values = torch.tensor([[100 * run[delay] for delay in delays] for run in runs])
+            percents = []
+            for run_of_seed in runs:
+                percents.append([100 * run_of_seed[delay] for delay in delays])
+            values = torch.tensor(percents)  # [seeds, delays]
             if name == TRANSFORMER_XL:
                 color = "black"
                 line = "--"
@@ -273,19 +276,32 @@ def main(options: Options) -> dict[str, Any]:
     """Trains every variant with every seed, writes the figures and returns the numbers."""
     importlib.import_module("matplotlib")  # fails before the work if it is missing
     begin = time.monotonic()
-    jobs = [(name, seed) for seed in options.seeds for name in options.variants]
+    jobs = []
+    for seed in options.seeds:
+        for name in options.variants:
+            jobs.append((name, seed))
     with ProcessPoolExecutor(options.processes, multiprocessing.get_context("spawn")) as pool:
-        by_job = dict(zip(jobs, pool.map(functools.partial(measure, options=options), jobs)))
-    results = {name: [by_job[name, seed] for seed in options.seeds] for name in options.variants}
+        found = pool.map(functools.partial(measure, options=options), jobs)
+        by_job = dict(zip(jobs, found, strict=True))
+    results = {}
+    for name in options.variants:
+        results[name] = [by_job[name, seed] for seed in options.seeds]
     for figure, names in FIGURES.items():
         if names.keys() <= results.keys():
             draw(Path(f"{options.picture}-{figure}.svg"), {name: results[name] for name in names})
     print(table(results), file=sys.stderr)
+
+    # By variant and delay, the recall of each seed.
+    recalls: dict[str, dict[int, list[float]]] = {}
+    for name, runs in results.items():
+        recalls[name] = {}
+        for delay in runs[0]:
+            recalls[name][delay] = [run_of_seed[delay] for run_of_seed in runs]
     return {
         "chance": CHANCE,
         "seeds": options.seeds,
         "reach": {name: reach(config) for name, config in VARIANTS.items() if name in results},
-        "recall": {name: {delay: [run[delay] for run in runs] for delay in runs[0]} for name, runs in results.items()},
+        "recall": recalls,
         "minutes": round((time.monotonic() - begin) / 60, 1),
     }
 

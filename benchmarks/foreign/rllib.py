@@ -77,7 +77,9 @@ def float_pixels(env: gymnasium.Env) -> gymnasium.Env:
 
 def make_config(options: dict[str, Any]) -> IMPALAConfig:
     """The configuration, with equal networks or as RLlib comes."""
-    name, length, config = options["env"], options["unroll_length"], level_config(options["env"])
+    name = options["env"]
+    length = options["unroll_length"]
+    config = level_config(name)
     if options["defaults"]:
         tune.register_env("rooms", lambda _: float_pixels(RoomsEnv(config)))
     else:
@@ -108,7 +110,8 @@ def main() -> None:
 
     RLlib's count includes the step that it appends to each piece of an episode: 1.5 % in its favor.
     """
-    options, steps = read_options(), 0.0
+    options = read_options()
+    steps = 0.0
     torch.set_num_threads(1)
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     ray.init("local", num_cpus=options["actors"] + 2, include_dashboard=False, log_to_driver=False)

@@ -73,13 +73,30 @@ class Report(AlgoObserver):
 def main() -> None:
     """Trains until a SIGTERM, after which it ends with the next batch."""
     options = read_options()
+    halves = 2 if options["envs"] % 2 == 0 else 1  # an odd number of environments has no halves
     flags = {
-        **{"algo": "APPO", "env": options["env"], "experiment": "peers", "train_dir": ".", "device": "cpu"},
-        **{"num_workers": options["actors"], "num_envs_per_worker": options["envs"], "env_frameskip": 1},
-        **{"rollout": options["unroll_length"], "batch_size": options["batch"], "num_epochs": 1},
-        **{"async_rl": True, "with_vtrace": True, "normalize_returns": False, "normalize_input": False},
-        **{"use_rnn": True, "rnn_type": "lstm", "rnn_size": 256, "learning_rate": 1e-4, "with_wandb": False},
-        **{"worker_num_splits": 2 if options["envs"] % 2 == 0 else 1, "train_for_env_steps": 10**12},
+        "algo": "APPO",
+        "env": options["env"],
+        "experiment": "peers",
+        "train_dir": ".",
+        "device": "cpu",
+        "num_workers": options["actors"],
+        "num_envs_per_worker": options["envs"],
+        "env_frameskip": 1,
+        "rollout": options["unroll_length"],
+        "batch_size": options["batch"],
+        "num_epochs": 1,
+        "async_rl": True,
+        "with_vtrace": True,
+        "normalize_returns": False,
+        "normalize_input": False,
+        "use_rnn": True,
+        "rnn_type": "lstm",
+        "rnn_size": 256,
+        "learning_rate": 1e-4,
+        "with_wandb": False,
+        "worker_num_splits": halves,
+        "train_for_env_steps": 10**12,
     }
     words = [f"--{name}={value}" for name, value in flags.items()]
     register_env(options["env"], make_env)
