@@ -27,11 +27,12 @@ import statistics
 import subprocess
 import tempfile
 import time
+from collections import defaultdict
 from collections.abc import Callable, Generator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from actors import ActorsConfig
 from agent.core.fields import Precision
@@ -113,7 +114,13 @@ def peer(half: str, python: Path, options: Options, envs: int, **fields: Any) ->
 
     Ends the program if it ends by itself.
     """
-    sizes = {name: getattr(options, name) for name in ("env", "torso", "unroll_length", "batch", "actors")}
+    sizes = {
+        "env": options.env,
+        "torso": options.torso,
+        "unroll_length": options.unroll_length,
+        "batch": options.batch,
+        "actors": options.actors,
+    }
     sent = json.dumps({**sizes, "envs": envs, **fields})
     command = [str(python.absolute()), "-m", f"benchmarks.foreign.{half}", sent]
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parents[1])}
@@ -122,8 +129,9 @@ def peer(half: str, python: Path, options: Options, envs: int, **fields: Any) ->
         subprocess.Popen(command, cwd=folder, env=environment, stdout=subprocess.PIPE, text=True) as process,
     ):
         try:
-            lines = (line for line in process.stdout or () if line.startswith("{"))
-            yield from (json.loads(line)["steps"] for line in lines)
+            for line in process.stdout or ():
+                if line.startswith("{"):
+                    yield json.loads(line)["steps"]
         finally:
             end(process)
     raise SystemExit(f"{half}: expected updates until it is measured, but it ended (its output is above): {command}")
@@ -132,30 +140,42 @@ def peer(half: str, python: Path, options: Options, envs: int, **fields: Any) ->
 def end(process: subprocess.Popen[str], seconds: float = 20.0) -> None:
     """Asks a process to end, waits, and kills what is left of it and its descendants."""
     psutil = ray_psutil()
-    descendants = psutil.Process(process.pid).children(recursive=True) if process.poll() is None else []
+    descendants = []
+    if process.poll() is None:
+        descendants = psutil.Process(process.pid).children(recursive=True)
     process.send_signal(signal.SIGTERM)
     with contextlib.suppress(subprocess.TimeoutExpired):
         process.communicate(timeout=seconds)  # reads what it prints, so that it does not wait for that
     process.kill()
-    for left in psutil.wait_procs(descendants, seconds)[1]:
+    _, still_alive = psutil.wait_procs(descendants, seconds)
+    for left in still_alive:
         with contextlib.suppress(psutil.NoSuchProcess):
             left.kill()
     psutil.wait_procs(descendants, seconds)
+
+
+class Mark(NamedTuple):
+    """How far a system is after an update: steps learned from, the time, and CPU seconds of all processes."""
+
+    steps: int
+    seconds: float
+    cpu: float
 
 
 def measure(progress: Steps, options: Options) -> tuple[float, float]:
     """Steps a second and CPU milliseconds a step, from the last update of the warm-up to the first after the time."""
     with contextlib.closing(progress):
         for count, steps in enumerate(progress):
-            now = (steps, time.perf_counter(), cpu_seconds())
+            now = Mark(steps, time.perf_counter(), cpu_seconds())
             if count == 0:
-                begin = first = now
-            elif now[1] - begin[1] <= options.warm_up:
+                begin = now
                 first = now
-            elif now[1] - first[1] >= options.seconds:
+            elif now.seconds - begin.seconds <= options.warm_up:
+                first = now
+            elif now.seconds - first.seconds >= options.seconds:
                 break
-    done, seconds, cpu = (after - before for before, after in zip(first, now))
-    return done / seconds, 1000 * cpu / done
+    done = now.steps - first.steps
+    return done / (now.seconds - first.seconds), 1000 * (now.cpu - first.cpu) / done
 
 
 def find_systems(options: Options) -> dict[str, Callable[[int], Steps] | None]:
@@ -185,15 +205,22 @@ def main(options: Options) -> dict[str, Any]:
     found = find_systems(options)
     systems = {name: start for name, start in found.items() if start}
     for envs in options.envs:
-        our_config(options, envs)
+        our_config(options, envs)  # raises before the work begins
     prepare(options.env)
-    turns = [
-        {(name, envs): measure(start(envs), options) for envs in options.envs for name, start in systems.items()}
-        for _ in range(options.turns)
-    ]
-    medians = {key: tuple(map(statistics.median, zip(*(turn[key] for turn in turns)))) for key in turns[0]}
-    speeds, cpu = ({name: {e: medians[name, e][i] for e in options.envs} for name in systems} for i in (0, 1))
-    best = {name: max(each.values()) for name, each in speeds.items()}
+
+    measured: dict[tuple[str, int], list[tuple[float, float]]] = defaultdict(list)
+    for _ in range(options.turns):
+        for envs in options.envs:
+            for name, start in systems.items():
+                measured[name, envs].append(measure(start(envs), options))
+
+    # Medians over the turns, by system and number of environments.
+    speeds: dict[str, dict[int, float]] = {}
+    cpu: dict[str, dict[int, float]] = {}
+    for (name, envs), of_turns in measured.items():
+        speeds.setdefault(name, {})[envs] = statistics.median(rate for rate, _ in of_turns)
+        cpu.setdefault(name, {})[envs] = statistics.median(cost for _, cost in of_turns)
+    best = {name: max(by_envs.values()) for name, by_envs in speeds.items()}
     return {
         **{name: value for name, value in vars(options).items() if not isinstance(value, Path | None)},
         "left_out": [name for name in found if name not in systems],

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -92,22 +92,33 @@ class Loop:
 
     def driver_seconds(self, gpus: int, actors: float) -> float:
         """The driver's time for a batch, over its threads, which share Python's lock."""
-        unroll = self.request_seconds + self.wait_seconds * actors + (self.receive_seconds if gpus == 1 else 0)
-        calls = 2 * gpus * self.call_seconds if gpus > 1 else 0
-        return gpus * self.batch_unrolls * unroll + calls + self.weights_seconds
+        an_unroll = self.request_seconds + self.wait_seconds * actors
+        calls = 0.0
+        if gpus == 1:
+            an_unroll += self.receive_seconds
+        else:
+            calls = 2 * gpus * self.call_seconds
+        return gpus * self.batch_unrolls * an_unroll + calls + self.weights_seconds
 
     def seconds(self, gpus: int) -> dict[str, float]:
         """The times of a batch that pass side by side, with as many actors as the system needs."""
-        # The driver takes longer with more actors: its time t solves t = a + b / t.
-        constant, slope = self.driver_seconds(gpus, 0), self.driver_seconds(gpus, 1) - self.driver_seconds(gpus, 0)
-        actors = self.batch_steps(gpus) / self.actor_steps_per_second  # that make a batch a second
-        several, share = gpus > 1, self.batch_unrolls * self.unroll_bytes
-        return {
-            "update": self.learning_seconds + several * (self.weights_seconds + gpus * self.call_seconds),
-            "driver": (constant + math.sqrt(constant**2 + 4 * slope * actors)) / 2,
-            "fetch": self.batch_unrolls * self.receive_seconds,
-            "network": min(gpus, self.node_gpus) * share / self.network,
-        }
+        # A learner that is not the driver's also gives its weights and is called.
+        update = self.learning_seconds
+        if gpus > 1:
+            update += self.weights_seconds + gpus * self.call_seconds
+
+        # The driver takes longer with more actors. A batch that takes it the time t comes from b / t actors, where b
+        # actors make one a second. So t solves t = constant + slope b / t.
+        constant = self.driver_seconds(gpus, 0)
+        slope = self.driver_seconds(gpus, 1) - constant
+        actors = self.batch_steps(gpus) / self.actor_steps_per_second
+        driver = (constant + math.sqrt(constant**2 + 4 * slope * actors)) / 2
+
+        # A node receives the shares of all its learners.
+        share = self.batch_unrolls * self.unroll_bytes
+        network = min(gpus, self.node_gpus) * share / self.network
+        fetch = self.batch_unrolls * self.receive_seconds
+        return {"update": update, "driver": driver, "fetch": fetch, "network": network}
 
     def batch_steps(self, gpus: int) -> int:
         """Steps of a batch."""
@@ -127,14 +138,29 @@ class Loop:
 
     def row(self, gpus: int, options: Options) -> dict[str, float | str]:
         """Actors, what takes longest, and the load of the busiest node: its network (a fraction) and object store."""
-        steps, seconds = self.steps_per_second(gpus), self.seconds(gpus)
-        updates, actors = steps / self.batch_steps(gpus), steps / self.actor_steps_per_second
-        actor_nodes, learner_nodes = math.ceil(actors / options.node_cores), math.ceil(gpus / options.node_gpus)
+        seconds = self.seconds(gpus)
+        steps = self.steps_per_second(gpus)
+        updates = steps / self.batch_steps(gpus)
+        actors = steps / self.actor_steps_per_second
+        actor_nodes = math.ceil(actors / options.node_cores)
+        learner_nodes = math.ceil(gpus / options.node_gpus)
+        gpus_of_node = min(gpus, options.node_gpus)
+
+        # Bytes a second: of all unrolls, of the weights that go to each node of actors, and of the gradients that a
+        # node of learners sends and receives.
         unrolls = steps / self.unroll_steps * self.unroll_bytes
         weights = updates * self.weight_bytes * actor_nodes
-        gradients = 2 * updates * self.weight_bytes * (learner_nodes > 1)
-        here, share = min(gpus, options.node_gpus), self.batch_unrolls * self.unroll_bytes
-        kept = actors * self.unroll_bytes + 2 * gpus * share  # a batch is learned from, the next is received
+        gradients = 0.0
+        if learner_nodes > 1:
+            gradients = 2 * updates * self.weight_bytes
+
+        # Bytes in object stores: an unroll of each actor, and for each GPU two shares of a batch, since one is learned
+        # from while the next is received. With one GPU all are in one store, else in those of the actors' nodes. That
+        # of a node of learners has at least their shares.
+        share = self.batch_unrolls * self.unroll_bytes
+        kept = actors * self.unroll_bytes + 2 * gpus * share
+        stores = 1 if gpus == 1 else actor_nodes
+        store = max(kept / stores, 2 * gpus_of_node * share)
         return {
             "gpus": gpus,
             "steps_per_second": round(steps),
@@ -143,9 +169,9 @@ class Loop:
             "actors": math.ceil(actors),
             "actor_nodes": actor_nodes,
             "unrolls_gb_per_second": round(unrolls / 1e9, 3),
-            "network_in": round((unrolls * here / gpus + gradients) / self.network, 3),
+            "network_in": round((unrolls * gpus_of_node / gpus + gradients) / self.network, 3),
             "network_out": round(max(gradients, weights) / self.network, 3),
-            "object_store_gb": round(max(kept / (1 if gpus == 1 else actor_nodes), 2 * here * share) / 1e9, 2),
+            "object_store_gb": round(store / 1e9, 2),
         }
 
 
@@ -163,19 +189,24 @@ def replay_pool(trajectory: Any, number: int = 2, by_reference: bool = False) ->
     """Actors on Ray that do nothing but send an unroll; they share two processes."""
     from actors.ray_pool import RayPool
 
+    config = ActorsConfig(num_actors=number, in_flight=2, cpus=0)
+    replay: Any = SimpleNamespace(set_weights=lambda *_: None, unroll=lambda length: Unroll(trajectory, [], 0, 0))
+
+    def make_actor_of(*_: Any) -> Any:
+        return replay
+
     class Replay(RayPool):
         handles: tuple[Any, ...] = ()
 
         def _start(self) -> None:
-            self.handles = self.handles or tuple(self.remote_class.remote(actor, i, 0, config) for i in range(2))
+            if not self.handles:
+                self.handles = tuple(self.remote_class.remote(make_actor_of, index, 0, config) for index in range(2))
             for index, member in enumerate(self.members):
                 if member.handle is None:
                     member.handle = self.handles[index % 2]
                     self._ask(index)
 
-    replay: Any = SimpleNamespace(set_weights=lambda *_: None, unroll=lambda length: Unroll(trajectory, [], 0, 0))
-    config, actor = ActorsConfig(num_actors=number, in_flight=2, cpus=0), lambda *_: replay
-    pool = Replay(actor, config, by_reference)
+    pool = Replay(make_actor_of, config, by_reference)
     pool.publish({}, 0)
     return pool
 
@@ -194,14 +225,16 @@ def measure_networks(config: RunConfig, seconds: float) -> tuple[Trajectory, dic
     """An unroll, and the costs of making it and of learning from it in this process."""
     import ray
 
-    actor, length = make_actor(config, 0, 0, 0), config.actors.unroll_length
+    length = config.actors.unroll_length
+    actor = make_actor(config, 0, 0, 0)
     unroll = actor.unroll(length).trajectory
     acting = seconds_of(lambda: actor.unroll(length), seconds, time.process_time)
     learner = make_learner(config, make_agent(config))
     with FlopCounterMode(display=False) as operations, Calls() as calls:
         learner.update(unroll)
     learning = seconds_of(lambda: learner.update(unroll), 0, time.process_time)
-    weights, steps = learner.weights(), unroll.action.numel()
+    steps = unroll.action.numel()
+    weight_bytes = sum(weight.nbytes for weight in learner.weights().values())
 
     def take() -> None:
         ray.put({name: weight.numpy() for name, weight in learner.weights().items()})
@@ -211,7 +244,7 @@ def measure_networks(config: RunConfig, seconds: float) -> tuple[Trajectory, dic
         "unroll_bytes": state_bytes(unroll),
         "unroll_observation_bytes": state_bytes(unroll.observation),
         "unroll_core_state_bytes": state_bytes(unroll.core_state),
-        "weight_bytes": sum(weight.nbytes for weight in weights.values()),
+        "weight_bytes": weight_bytes,
         "actor_steps_per_second": steps / acting,
         "learner_steps_per_second": steps / learning,
         "flops_per_step": operations.get_total_flops() / steps,
@@ -248,14 +281,23 @@ def measure_requests(seconds: float) -> dict[str, float]:
             return dict.fromkeys("abcdefghijklmnopqrst", 0.0), {"version": number, "steps": number}
 
     learners = [cast(Any, Learner).remote() for _ in range(2)]
-    calling = seconds_of(
-        lambda: results_of([each.update.remote(0) for each in learners]), seconds / 2, time.thread_time
-    )
-    for each in learners:
-        ray.kill(each)
-    few, many = requests(8), requests(1024)
-    each = max(0.0, many - few) / (1024 - 8)
-    return {"request_seconds": few - 8 * each, "wait_seconds": each, "call_seconds": calling / 2}
+
+    def call_both() -> Any:
+        return results_of([learner.update.remote(0) for learner in learners])
+
+    calling = seconds_of(call_both, seconds / 2, time.thread_time)
+    for learner in learners:
+        ray.kill(learner)
+
+    # A line through two points: what an unroll costs with 8 actors and with 1024.
+    with_few = requests(8)
+    with_many = requests(1024)
+    an_actor = max(0.0, with_many - with_few) / (1024 - 8)
+    return {
+        "request_seconds": with_few - 8 * an_actor,
+        "wait_seconds": an_actor,
+        "call_seconds": calling / len(learners),
+    }
 
 
 @contextmanager
@@ -263,8 +305,10 @@ def counted_bytes() -> Iterator[dict[str, int]]:
     """Counts the bytes of all objects that this process gets from Ray or gives to it, arguments of calls included."""
     from ray._private.serialization import SerializationContext
 
+    count = {"got": 0, "put": 0}
     context: Any = SerializationContext
-    count, serialize, deserialize = {"got": 0, "put": 0}, context.serialize, context.deserialize_objects
+    serialize = context.serialize
+    deserialize = context.deserialize_objects
 
     def counted_serialize(self: Any, value: Any) -> Any:
         done = serialize(self, value)
@@ -275,32 +319,45 @@ def counted_bytes() -> Iterator[dict[str, int]]:
         count["got"] += sum(len(data) for data, *_ in found if data is not None)
         return deserialize(self, found, *rest)
 
-    context.serialize, context.deserialize_objects = counted_serialize, counted_deserialize
+    context.serialize = counted_serialize
+    context.deserialize_objects = counted_deserialize
     try:
         yield count
     finally:
-        context.serialize, context.deserialize_objects = serialize, deserialize
+        context.serialize = serialize
+        context.deserialize_objects = deserialize
+
+
+class Mark(NamedTuple):
+    """How far a run is: the time, steps learned from, and bytes that the driver got and gave."""
+
+    seconds: float
+    steps: int
+    got: int
+    put: int
 
 
 def measure_run(learners: int, actors: int, core: str, updates: int) -> dict[str, float]:
     """A real run of the preset `cpu` on this machine: what passes through the driver, and how fast it is."""
     config = make_config("cpu", core, learners=learners, frames=10**12, checkpoint_seconds=1e9)
     config = dataclasses.replace(config, actors=dataclasses.replace(config.actors, num_actors=actors))
-    marks: list[tuple[float, ...]] = []
+    marks: list[Mark] = []  # after each update
     with tempfile.TemporaryDirectory() as folder, local_ray(actors + learners), counted_bytes() as count:
         trainer = Trainer(config, Run(folder), local=False)
 
         def mark(progress: Any) -> None:
-            marks.append((time.monotonic(), trainer.learner.steps, count["got"], count["put"]))
+            marks.append(Mark(time.monotonic(), trainer.learner.steps, count["got"], count["put"]))
 
         trainer.train(mark, lambda: len(marks) > updates + WARM_UP)
-    seconds, steps, got, put = (last - first for first, last in zip(marks[WARM_UP], marks[-1]))
+    first = marks[WARM_UP]
+    last = marks[-1]
+    weight_bytes = sum(weight.nbytes for weight in trainer.learner.weights().values())
     return {
-        "steps_per_second": round(steps / seconds),
-        "driver_got_mb_per_update": round(got / updates / 1e6, 3),
-        "driver_put_mb_per_update": round(put / updates / 1e6, 3),
+        "steps_per_second": round((last.steps - first.steps) / (last.seconds - first.seconds)),
+        "driver_got_mb_per_update": round((last.got - first.got) / updates / 1e6, 3),
+        "driver_put_mb_per_update": round((last.put - first.put) / updates / 1e6, 3),
         "unroll_mb": round(unroll_bytes(trainer.config, trainer.agent) / 1e6, 3),
-        "weights_mb": round(sum(weight.nbytes for weight in trainer.learner.weights().values()) / 1e6, 3),
+        "weights_mb": round(weight_bytes / 1e6, 3),
     }
 
 
@@ -325,21 +382,35 @@ def compute(config: RunConfig, measured: dict[str, float], options: Options) -> 
 
     loop = on_gpus(options.gpu_tflops)
     table = [loop.row(gpus, options) for gpus in options.gpus]
-    cells = [[column.replace("_", " ") for column in table[0]], *(row.values() for row in table)]
+    header = [column.replace("_", " ") for column in table[0]]
+    cells = [header, *(row.values() for row in table)]
     print(f"\n{config.preset}\n\n{markdown(cells)}", file=sys.stderr)
-    gpu_steps, actor_steps = loop.batch_steps(1) / loop.learning_seconds, loop.actor_steps_per_second
+
+    gpu_steps = loop.batch_steps(1) / loop.learning_seconds
+    actor_steps = loop.actor_steps_per_second
+    half = {tflops: on_gpus(tflops).gpus_at_half() for tflops in (1.25, 5.0, 20.0)}
+    times = {}
+    for gpus in options.gpus:
+        times[gpus] = {name: significant(seconds, 3) for name, seconds in loop.seconds(gpus).items()}
     return {
         "env": config.env,
         "frames_per_step": interface(config.env).action_repeat,
-        "measured": {name: float(f"{value:.4g}") if value < 1e4 else round(value) for name, value in measured.items()},
+        "measured": {name: significant(value, 4) for name, value in measured.items()},
         "gpu_steps_per_second": round(gpu_steps),
         "actors_a_gpu_feeds_on": math.ceil(gpu_steps / actor_steps),
         "actors_a_cpu_learner_feeds_on": round(measured["learner_steps_per_second"] / actor_steps, 2),
         "driver_gb_per_second": round(loop.unroll_bytes / loop.receive_seconds / 1e9, 3),
-        "half_the_time_is_learning_at_gpus": {tflops: on_gpus(tflops).gpus_at_half() for tflops in (1.25, 5.0, 20.0)},
-        "times": {gpus: {name: float(f"{t:.3g}") for name, t in loop.seconds(gpus).items()} for gpus in options.gpus},
+        "half_the_time_is_learning_at_gpus": half,
+        "times": times,
         "table": table,
     }
+
+
+def significant(value: float, digits: int) -> float:
+    """A number with so many digits; from 10^4 on, all digits before the point."""
+    if value >= 1e4:
+        return round(value)
+    return float(f"{value:.{digits}g}")
 
 
 def main(options: Options) -> dict[str, Any]:
@@ -351,7 +422,8 @@ def main(options: Options) -> dict[str, Any]:
     with local_ray(8):
         requests = measure_requests(options.seconds)
         for preset in options.presets:
-            config = make_config(preset, options.core, None if preset == "cpu" else "rooms:full")
+            env = None if preset == "cpu" else "rooms:full"
+            config = make_config(preset, options.core, env)
             unroll, measured = measure_networks(config, options.seconds)
             measured |= measure_receiving(unroll, config.unrolls_per_update, options.seconds) | requests
             presets[preset] = compute(config, measured, options)

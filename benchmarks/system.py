@@ -16,6 +16,7 @@ import dataclasses
 import math
 import statistics
 import time
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
@@ -57,7 +58,8 @@ def steps_of(batch: Trajectory) -> int:
 
 def part_rates(config: RunConfig, learners: dict[str, Any], options: Options) -> dict[str, float]:
     """Steps a second of the environment, of an actor, and of learners, weights for the actors included."""
-    rows, length = config.actors.envs_per_actor, config.actors.unroll_length
+    rows = config.actors.envs_per_actor
+    length = config.actors.unroll_length
     envs = make_vector(config.env, rows)
     envs.action_space.seed(0)
     actor = make_actor(config, 0, 0, 0)
@@ -76,30 +78,58 @@ def part_rates(config: RunConfig, learners: dict[str, Any], options: Options) ->
         learner.weights()
         return steps_of(batch)
 
-    works = {"environment": act_at_random, "actor": lambda: steps_of(actor.unroll(length).trajectory)}
-    works |= {name: partial(learn, learner) for name, learner in learners.items()}
+    works: dict[str, Callable[[], int]] = {
+        "environment": act_at_random,
+        "actor": lambda: steps_of(actor.unroll(length).trajectory),
+    }
+    for name, learner in learners.items():
+        works[name] = partial(learn, learner)
     return in_turns(works, options.seconds, options.turns, warm_up=3)
 
 
-def system_rates(systems: dict[str, Trainer], options: Options) -> dict[str, tuple[float, ...]]:
-    """Steps a second and CPU seconds a step of whole systems."""
-    measured: dict[str, list[tuple[float, float]]] = {name: [] for name in systems}
-    for turn in range(options.turns + 1):  # in the first one all processes start
+def system_rates(systems: dict[str, Trainer], options: Options) -> tuple[dict[str, float], dict[str, float]]:
+    """Steps a second, and CPU seconds a step, of whole systems: medians over turns."""
+    rates: dict[str, list[float]] = {name: [] for name in systems}
+    cpu_of_step: dict[str, list[float]] = {name: [] for name in systems}
+    for turn in range(options.turns + 1):
         for name, trainer in systems.items():
-            clock = time.process_time if trainer.local else cpu_seconds
-            pool, config = trainer.feed.pool, trainer.config
-            queue = 0 if trainer.local else pool.status().alive * config.actors.in_flight
-            for _ in range(2 + math.ceil(queue / config.unrolls_per_update)):  # what was finished before, and an update
-                trainer.update()
-            begin, cpu, steps = time.perf_counter(), clock(), trainer.step
-            for _ in range(options.updates):
-                trainer.update()
-            steps = trainer.step - steps
-            if turn:
-                measured[name].append((steps / (time.perf_counter() - begin), (clock() - cpu) / steps))
-            while pool.status().waiting < queue:  # until its actors are idle and do not slow down the next system
-                time.sleep(0.02)
-    return {name: tuple(map(statistics.median, zip(*turns))) for name, turns in measured.items()}
+            rate, cpu = measure_turn(trainer, options.updates)
+            if turn > 0:  # in the first one all processes start
+                rates[name].append(rate)
+                cpu_of_step[name].append(cpu)
+    return medians(rates), medians(cpu_of_step)
+
+
+def measure_turn(trainer: Trainer, updates: int) -> tuple[float, float]:
+    """Steps a second and CPU seconds a step of one system while the others are idle."""
+    clock = cpu_seconds
+    queue = trainer.feed.pool.status().alive * trainer.config.actors.in_flight
+    if trainer.local:
+        clock = time.process_time
+        queue = 0
+
+    # What was finished before, and an update.
+    for _ in range(2 + math.ceil(queue / trainer.config.unrolls_per_update)):
+        trainer.update()
+
+    begin = time.perf_counter()
+    cpu_before = clock()
+    steps_before = trainer.step
+    for _ in range(updates):
+        trainer.update()
+    steps = trainer.step - steps_before
+    rate = steps / (time.perf_counter() - begin)
+    cpu = (clock() - cpu_before) / steps
+
+    # Until its actors are idle and do not slow down the next system.
+    while trainer.feed.pool.status().waiting < queue:
+        time.sleep(0.02)
+    return rate, cpu
+
+
+def medians(values: dict[str, list[float]]) -> dict[str, float]:
+    """The median of each series."""
+    return {name: statistics.median(series) for name, series in values.items()}
 
 
 def start(config: RunConfig, actors: int, learners: int, stack: ExitStack, local: bool = False) -> Trainer:
@@ -130,8 +160,7 @@ def main(options: Options) -> dict[str, Any]:
                 for size in options.learners:
                     name = f"{plural(actors, 'actor')}, {plural(size, 'learner')}"
                     systems[name] = start(config, actors, size, stack)
-            measured = system_rates(systems, options)
-    rates, cpu = ({name: each[index] for name, each in measured.items()} for index in (0, 1))
+            rates, cpu = system_rates(systems, options)
     return {
         "preset": config.preset,
         "core": options.core,
