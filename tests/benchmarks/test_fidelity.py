@@ -64,8 +64,8 @@ def test_unknown_poses_and_signs_of_rewards_do_not_count(write: Callable[..., An
         (lambda rows: rows, COLUMNS[:-1], "expected rows with the columns script, frame, "),
         (lambda rows: [], COLUMNS, "expected rows with the columns"),
         (lambda rows: [*rows[:2], rows[2] | {"x": "far"}], COLUMNS, "line 4: expected numbers"),
-        (lambda rows: [*rows[:2], rows[2] | {"action": "hop"}], COLUMNS, "line 4: expected frame 2 with an action out"),
-        (lambda rows: rows[:2] + rows[3:], COLUMNS, "line 4: expected frame 2"),
+        (lambda rows: [*rows[:2], rows[2] | {"action": "hop"}], COLUMNS, "line 4: expected an action .*got 'hop'"),
+        (lambda rows: rows[:2] + rows[3:], COLUMNS, "line 4: expected frame 2, got 3$"),
     ],
 )
 def test_another_format_is_refused(write: Callable[..., Any], change: Any, columns: Any, message: str) -> None:
@@ -76,3 +76,10 @@ def test_another_format_is_refused(write: Callable[..., Any], change: Any, colum
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(SystemExit, match=r"no\.csv: cannot be read"):
         main(Options(tmp_path / "no.csv"))
+
+
+def test_a_folder_for_pictures_needs_the_pictures(write: Callable[..., Any], tmp_path: Path) -> None:
+    options = write()
+    options.out = tmp_path / "out"
+    with pytest.raises(SystemExit, match=r"^--out .*out: expected --frames as well"):
+        main(options)
