@@ -43,8 +43,12 @@ def named_files(path: str, pattern: str, suffixes: tuple[str, ...], expected: st
         raise FileNotFoundError(f"corpus: expected {expected}; there is no folder {root}")
     files = [file for file in visible_files(root, pattern) if file.suffix.lower() in suffixes]
     warn_of_splits(root, files)
-    # Names of files need not be UTF-8, but those in JSON have to be.
-    return {os.fsencode(file.relative_to(root)).decode(errors="backslashreplace"): file for file in files}
+    named = {}
+    for file in files:
+        # Names of files need not be UTF-8, but those in JSON have to be.
+        name = os.fsencode(file.relative_to(root)).decode(errors="backslashreplace")
+        named[name] = file
+    return named
 
 
 def identity_of(path: str, files: Mapping[str, Path]) -> dict[str, Any]:
@@ -62,22 +66,29 @@ def divide(sizes: Mapping[str, float], shares: Mapping[str, float]) -> dict[str,
     Names are taken in the order of their digests, which is the same everywhere: for each split of `shares` until it has
     that share of the sum of `sizes`, but at least one; the others, at least one, are the split "train".
     """
-    left, total = sorted(sizes, key=digest_of), sum(sizes.values())
+    left = sorted(sizes, key=digest_of)
+    total = sum(sizes.values())
     parts: dict[str, list[str]] = {}
     for number, (split, share) in enumerate(shares.items()):
+        # One name must be left for each of the splits that follow, "train" among them.
+        num_following = len(shares) - number
         parts[split] = []
-        # At least one is left for each of the splits that follow.
-        while len(left) > len(shares) - number and (
-            not parts[split] or sum(sizes[name] for name in parts[split]) < share * total
-        ):
+        while len(left) > num_following:
+            filled = sum(sizes[name] for name in parts[split])
+            if parts[split] and filled >= share * total:
+                break
             parts[split].append(left.pop(0))
     return parts | {"train": left}
 
 
 def visible_files(root: Path, pattern: str = "*") -> list[Path]:
     """The files below a folder whose paths below it match a pattern, in order, without hidden ones; see `is_hidden`."""
-    files = (path for path in sorted(root.rglob(pattern)) if path.is_file())
-    return [path for path in files if not any(map(is_hidden, path.relative_to(root).parts))]
+    files = []
+    for path in sorted(root.rglob(pattern)):
+        hidden = any(is_hidden(part) for part in path.relative_to(root).parts)
+        if path.is_file() and not hidden:
+            files.append(path)
+    return files
 
 
 def digest_of(name: str) -> str:
@@ -87,13 +98,16 @@ def digest_of(name: str) -> str:
 
 def write_split(folder: Path, split: str, parts: Iterable[np.ndarray], vocabulary: int) -> dict[str, Any]:
     """Writes a split's documents or files, each an array of tokens; returns their places for `corpus.json`."""
-    dtype, starts, length = np.min_scalar_type(vocabulary - 1), [], 0
-    with (folder / f"{split}.tokens").open("wb") as file:
+    path = folder / f"{split}.tokens"
+    dtype = np.min_scalar_type(vocabulary - 1)
+    starts = []
+    length = 0
+    with path.open("wb") as file:
         for part in parts:
             file.write(part.astype(dtype, copy=False).tobytes())
             starts.append(length)
             length += len(part)
-    flush(folder / f"{split}.tokens")
+    flush(path)
     return {"tokens": length, "dtype": dtype.name, "starts": starts}
 
 
@@ -120,28 +134,30 @@ def write_corpus(
         Unreadable: if a file cannot be used.
         ValueError: if nothing is left of a split.
     """
-    done = itertools.count(1)
+    numbers = itertools.count(1)
     total = sum(map(len, parts.values()))
     digest = hashlib.sha256()
     known: set[bytes] = set()
 
     def documents(split: str, files: list[str]) -> Iterator[np.ndarray]:
+        """The tokens of each content of a split; adds the names of their files to `files`."""
         for name, read in parts[split].items():
             try:
                 contents = read()
             except Unreadable as error:
                 leave_out(error, skip_unreadable)
                 continue
-            show(next(done), total)
+            show(next(numbers), total)
             for content in contents:
                 # The same content under two names might be in two splits.
                 data = content.tobytes()
                 hashed = hashlib.sha256(data).digest()
-                if hashed not in known:
-                    known.add(hashed)
-                    digest.update(data)
-                    files.append(name)
-                    yield encode(content)
+                if hashed in known:
+                    continue
+                known.add(hashed)
+                digest.update(data)
+                files.append(name)
+                yield encode(content)
 
     splits = {}
     for split in parts:
@@ -162,11 +178,13 @@ def open_splits(folder: Path) -> tuple[dict[str, Any], dict[str, tuple[np.ndarra
         described = read_json(folder / "corpus.json")
         splits: dict[str, tuple[np.ndarray, np.ndarray]] = {}
         for split, places in described["splits"].items():
-            file, dtype = folder / f"{split}.tokens", np.dtype(places["dtype"])
+            file = folder / f"{split}.tokens"
+            dtype = np.dtype(places["dtype"])
             found = file.stat().st_size / dtype.itemsize
             if found != places["tokens"]:
                 raise ValueError(f"{file.name}: expected {places['tokens']} tokens, got {found:.15g}")
-            splits[split] = np.memmap(file, dtype, "r"), np.array(places["starts"], np.int64)
+            tokens = np.memmap(file, dtype, "r")
+            splits[split] = (tokens, np.array(places["starts"], np.int64))
     except (OSError, LookupError, TypeError, AttributeError, ValueError) as error:
         raise ValueError(f"{folder} is damaged; delete it: {error}") from error
     return described, splits

@@ -46,20 +46,24 @@ def named_splits(folder: Path) -> dict[str, list[Path]]:
     for entry in sorted(folder.iterdir()):
         if is_hidden(entry.name) or _is_program(entry):
             continue
-        if split := _split_named(entry.name):
+        split = _split_named(entry.name)
+        if split:
             sure.setdefault(split, []).append(entry)
-        if split := split or _split_hinted(entry.name):
-            hinted.setdefault(split, []).append(entry)
+        else:
+            split = _split_hinted(entry.name)
+        if split:
+            hinted.setdefault(split, []).append(entry)  # sure ones, too
 
     if len(sure) == len(SPLITS):
         return sure
     if "train" in hinted and len(hinted) > 1:
         return hinted
-    files = [entry for entries in sure.values() for entry in entries if entry.is_file()]
-    if "train" in sure or files:
+    any_file = any(entry.is_file() for entries in sure.values() for entry in entries)
+    if "train" in sure or any_file:
         return sure
-    for entry in (entries[0] for split, entries in hinted.items() if split != "train"):
-        _warn(f"{entry} is no split, because there is none for training; its text is divided like all other")
+    for split, entries in hinted.items():
+        if split != "train":
+            _warn(f"{entries[0]} is no split, because there is none for training; its text is divided like all other")
     return {}
 
 
@@ -69,9 +73,11 @@ def require_no_splits_below(root: Path, files: list[Path]) -> None:
     for file in files:
         if _is_program(file):
             continue
+        # The file, and the folders that it is in, below the root.
         depth = len(file.relative_to(root).parts)
         for entry in [file, *file.parents][:depth]:
-            if split := _split_named(entry.name):
+            split = _split_named(entry.name)
+            if split:
                 splits.setdefault(entry.parent, set()).add(split)
     for folder, found in splits.items():
         if "train" in found and len(found) > 1:
@@ -82,7 +88,11 @@ def require_no_splits_below(root: Path, files: list[Path]) -> None:
 def warn_of_splits(root: Path, files: list[Path]) -> None:
     """Warns if files, or folders that they are in, are named after splits, for corpora that do not heed such names."""
     tops = sorted({path.relative_to(root).parts[0] for path in files})
-    found = {split: name for name in tops if (split := _split_named(name) or _split_hinted(name))}
+    found: dict[str, str] = {}
+    for name in tops:
+        split = _split_named(name) or _split_hinted(name)
+        if split:
+            found[split] = name
     if "train" in found and len(found) > 1:
         names = " and ".join(found[split] for split in SPLITS if split in found)
         _warn(f"{root}: {names} are no splits here, all files are divided; for some of them, give another path")
@@ -95,14 +105,19 @@ def _warn(told: str) -> None:
 
 def _split_named(name: str) -> str | None:
     """The split of which a part between dots is the name."""
-    return next((_NAMES[part] for part in name.lower().split(".") if part in _NAMES), None)
+    for part in name.lower().split("."):
+        if part in _NAMES:
+            return _NAMES[part]
+    return None
 
 
 def _split_hinted(name: str) -> str | None:
     """The split with whose name a part between dots begins or ends."""
     for part in name.lower().split("."):
-        if found := _HINT.fullmatch(part):
-            return _NAMES[found[1] or found[2]]
+        found = _HINT.fullmatch(part)
+        if found:
+            at_begin, at_end = found.groups()
+            return _NAMES[at_begin or at_end]
     return None
 
 
