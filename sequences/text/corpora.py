@@ -26,6 +26,8 @@ SHARES = (0.90, 0.05, 0.05)
 """Sizes of the splits of Enwik8 (90, 5 and 5 MB) and of corpora without splits of their own."""
 FEW = 20
 """If there are fewer files than this, each file is cut into the three splits."""
+FOLDERS = {"train": "train", "valid": "validation", "test": "test"}
+"""Names of the splits at Hugging Face, and of the folders of PG-19."""
 
 
 class Document(NamedTuple):
@@ -57,17 +59,19 @@ def _read_utf8(path: Path) -> bytes:
     if not path.is_file():
         raise FileNotFoundError(f"{path}: expected a file, found none")
     data = path.read_bytes()
-    try:
-        data = gzip.decompress(data) if _is_zipped(path) else data
-    except (OSError, EOFError, zlib.error) as error:
-        raise ValueError(f"{path}: expected a whole gzip file, got: {error}") from error
+    if _is_zipped(path):
+        try:
+            data = gzip.decompress(data)
+        except (OSError, EOFError, zlib.error) as error:
+            raise ValueError(f"{path}: expected a whole gzip file, got: {error}") from error
 
     for encoding, marks in _OTHER_MARKS.items():
         if data.startswith(marks):
             convert = f"convert it, such as with iconv -f {encoding} -t UTF-8"
             raise ValueError(f"{path}: expected UTF-8, got the byte order mark of {encoding}; {convert}")
     # Plain English in UTF-16 without a mark is valid UTF-8: every second byte is NUL.
-    if (nul := data.count(0)) > len(data) / 4:
+    nul = data.count(0)
+    if nul > len(data) / 4:
         raise ValueError(f"{path}: expected UTF-8, got {nul} NUL bytes of {len(data)}, as UTF-16 and binary files have")
     try:
         data.decode()
@@ -84,7 +88,11 @@ def python_source(path: Path | None = None) -> Corpus:
     """The standard library's source without tests and tables, 9 MB; the text depends on the version of Python."""
     root = Path(path or sysconfig.get_path("stdlib"))
     skipped = {"test", "tests", "idle_test", "site-packages", "dist-packages", "encodings", "pydoc_data"}
-    files = [file for file in visible_files(root, "*.py") if not skipped & set(file.relative_to(root).parts)]
+    files = []
+    for file in visible_files(root, "*.py"):
+        folders = set(file.relative_to(root).parts)
+        if not skipped & folders:
+            files.append(file)
     return _split_files(root, files)
 
 
@@ -92,8 +100,8 @@ def enwik8(path: Path) -> Corpus:
     """The first 100 MB of Wikipedia: 90, 5 and 5 MB. A shorter beginning of it is cut in the same proportions."""
     file = path / "enwik8" if path.is_dir() else path
     size = len(_read_utf8(file))
-    cuts = [0, round(size * SHARES[0]), round(size * (SHARES[0] + SHARES[1])), size]
-    return {split: [Document(file, begin, end)] for split, begin, end in zip(SPLITS, cuts, cuts[1:])}
+    bounds = [0, round(size * SHARES[0]), round(size * (SHARES[0] + SHARES[1])), size]
+    return {split: [Document(file, begin, end)] for split, (begin, end) in zip(SPLITS, pairwise(bounds))}
 
 
 def wikitext103(path: Path) -> Corpus:
@@ -107,19 +115,32 @@ def pg19(path: Path) -> Corpus:
     Equal books of validation and test all count, because the prescribed numbers of words include them. Books of train
     that are also in validation or test are left out.
     """
-    files = {split: visible_files(path / name, "*.txt") for split, name in zip(SPLITS, ("train", "validation", "test"))}
-    held_out = {file: file.read_bytes() for split in ("valid", "test") for file in files[split]}
-    for file, text in held_out.items():
+    books = {split: visible_files(path / name, "*.txt") for split, name in FOLDERS.items()}
+    held_out: set[bytes] = set()
+    for book in books["valid"] + books["test"]:
+        text = book.read_bytes()
         if not text.strip():
-            raise ValueError(f"{file}: expected the text of a book, found none; fetch it again, or remove it")
-    sizes, texts = {len(text) for text in held_out.values()}, set(held_out.values())
-    files["train"] = [
-        file for file in files["train"] if file.stat().st_size not in sizes or file.read_bytes() not in texts
-    ]
-    return {
-        split: [Document(book) for book in sorted(books, key=lambda book: (len(book.stem), book.stem))]
-        for split, books in files.items()
-    }
+            raise ValueError(f"{book}: expected the text of a book, found none; fetch it again, or remove it")
+        held_out.add(text)
+
+    # Only books of train that are as long as a held-out one need to be read.
+    sizes = {len(text) for text in held_out}
+    kept = []
+    for book in books["train"]:
+        may_be_held_out = book.stat().st_size in sizes
+        if may_be_held_out and book.read_bytes() in held_out:
+            continue
+        kept.append(book)
+    books["train"] = kept
+
+    def number_order(book: Path) -> tuple[int, str]:
+        """Sorts names that are numbers by these: 9.txt before 10.txt."""
+        return len(book.stem), book.stem
+
+    corpus = {}
+    for split in SPLITS:
+        corpus[split] = [Document(book) for book in sorted(books[split], key=number_order)]
+    return corpus
 
 
 def folder(path: Path) -> Corpus:
@@ -141,44 +162,65 @@ def folder(path: Path) -> Corpus:
         files = visible_files(path)
         require_no_splits_below(path, files)
         return _split_files(path, files)
-    if missing := [split for split in SPLITS if split not in named]:
+    missing = [split for split in SPLITS if split not in named]
+    if missing:
         found = " and ".join(entries[0].name for entries in named.values())
         expected = "all of train, valid (or validation, val, dev) and test, or none of them"
         lacks = f"found {found} but no {' and no '.join(missing)}; rename what is no split"
         raise ValueError(f"{path}: expected {expected}, {lacks}")
-    files_of = {split: [file for entry in named[split] for file in _files_of(entry)] for split in SPLITS}
-    return _own_splits(files_of)
+    files_of_splits: dict[str, list[Path]] = {}
+    for split in SPLITS:
+        files_of_splits[split] = []
+        for entry in named[split]:
+            files_of_splits[split] += _files_of(entry)
+    return _own_splits(files_of_splits)
 
 
 def _files_of(entry: Path) -> list[Path]:
     """The files below a folder that are not hidden; or the one file."""
-    return [entry] if entry.is_file() else visible_files(entry)
+    if entry.is_file():
+        return [entry]
+    return visible_files(entry)
 
 
 def _text_size(file: Path) -> int:
     """The size of a file's text in bytes."""
     if _is_zipped(file):
         return len(_read_utf8(file))
+    mark = codecs.BOM_UTF8
     with file.open("rb") as opened:
-        marked = opened.read(len(codecs.BOM_UTF8)) == codecs.BOM_UTF8
-    return file.stat().st_size - marked * len(codecs.BOM_UTF8)
+        is_marked = opened.read(len(mark)) == mark
+    size = file.stat().st_size
+    if is_marked:
+        size -= len(mark)
+    return size
 
 
 def _distinct(files: Iterable[Path]) -> list[Path]:
     """The files without empty ones and without copies of earlier ones; reads only files whose texts have equal size."""
     sizes = {file: _text_size(file) for file in files}
-    counts = Counter(sizes.values())
-    contents: dict[bytes | Path, Path] = {}
+    files_of_size = Counter(sizes.values())
+    kept = []
+    known: set[bytes] = set()
     for file, size in sizes.items():
-        if size:
-            contents.setdefault(hashlib.sha256(_read_utf8(file)).digest() if counts[size] > 1 else file, file)
-    return list(contents.values())
+        if size == 0:
+            continue
+        # A text of a size that no other text has is no copy, and need not be read.
+        if files_of_size[size] > 1:
+            digest = hashlib.sha256(_read_utf8(file)).digest()
+            if digest in known:
+                continue
+            known.add(digest)
+        kept.append(file)
+    return kept
 
 
 def _own_splits(files: dict[str, list[Path]]) -> Corpus:
-    """Keeps one of equal files, in test rather than valid, and in valid rather than train: never trains on held-out
-    text."""
-    kept = set(_distinct(file for split in reversed(SPLITS) for file in files[split]))
+    """The documents of splits, with one of equal files: in test rather than valid, and in valid rather than train, so
+    that nothing is trained on held-out text."""
+    # Of equal files `_distinct` keeps the first one.
+    by_priority = [*files["test"], *files["valid"], *files["train"]]
+    kept = set(_distinct(by_priority))
     return {split: [Document(file) for file in files[split] if file in kept] for split in SPLITS}
 
 
@@ -188,15 +230,27 @@ def _split_files(root: Path, files: list[Path]) -> Corpus:
     kept = _distinct(files)
     if len(kept) < FEW:
         for file in kept:
-            for split, (begin, end) in zip(SPLITS, pairwise(_cut(_read_utf8(file)))):
+            bounds = _cut(_read_utf8(file))
+            for split, (begin, end) in zip(SPLITS, pairwise(bounds)):
                 if begin < end:
                     corpus[split].append(Document(file, begin, end))
         return corpus
+
+    def hash_of_name(file: Path) -> bytes:
+        return hashlib.sha256(os.fsencode(file.relative_to(root))).digest()
+
+    # The first files fill the share of test, the next ones that of valid; train has all others.
     total = sum(file.stat().st_size for file in kept)
-    room = {"test": SHARES[2] * total, "valid": SHARES[1] * total, "train": float("inf")}
-    for file in sorted(kept, key=lambda file: hashlib.sha256(os.fsencode(file.relative_to(root))).digest()):
-        split = next(split for split, left in room.items() if left > 0)
-        room[split] -= file.stat().st_size
+    room = {"test": SHARES[2] * total, "valid": SHARES[1] * total}
+    for file in sorted(kept, key=hash_of_name):
+        if room["test"] > 0:
+            split = "test"
+        elif room["valid"] > 0:
+            split = "valid"
+        else:
+            split = "train"
+        if split in room:
+            room[split] -= file.stat().st_size
         corpus[split].append(Document(file))
     return {split: sorted(documents) for split, documents in corpus.items()}
 
@@ -210,21 +264,24 @@ def _cut(data: bytes) -> list[int]:
     """
     size = len(data)
     shares = [round(SHARES[0] * size), round((SHARES[0] + SHARES[1]) * size), size]
-    bounds = [0]
-    for begin, following in pairwise(shares):
-        for end in _ENDS:
-            if found := end.search(data, begin, following - 1):
-                bounds.append(found.end())
-                break
-        else:
-            while begin < size and 0x80 <= data[begin] < 0xC0:  # such bytes continue a character
-                begin += 1
-            bounds.append(begin)
-    return [*bounds, size]
+    inner = [_cut_between(data, begin, following) for begin, following in pairwise(shares)]
+    return [0, *inner, size]
 
 
 _ENDS = [re.compile(end) for end in (rb"\n", rb"\r", rb"\s")]
 """After what a text may be cut, the best first."""
+
+
+def _cut_between(data: bytes, begin: int, following: int) -> int:
+    """The best place for a cut at `begin` or behind it, and before the next share; see `_cut`."""
+    for end in _ENDS:
+        found = end.search(data, begin, following - 1)
+        if found:
+            return found.end()
+    # Bytes from 0x80 to 0xBF continue a character of UTF-8.
+    while begin < len(data) and 0x80 <= data[begin] < 0xC0:
+        begin += 1
+    return begin
 
 
 CORPORA: dict[str, Callable[[Path], Corpus]] = {
@@ -246,7 +303,9 @@ def load(name: str, path: Path | None = None, cache: Path | None = None) -> Corp
         ImportError: if downloading needs a package that is not installed.
     """
     if path is None and name in DOWNLOADS:
-        path = _download(name, (cache or cache_folder("text")) / (DOWNLOADS[name][1] or name))
+        _, subset = DOWNLOADS[name]
+        downloads = cache or cache_folder("text")
+        path = _download(name, downloads / (subset or name))
     if path is None and name != "python":
         source = " (http://mattmahoney.net/dc/enwik8.zip, unpacked)" if name == "enwik8" else ""
         raise ValueError(f"path: expected where {name} is on this machine{source}, got none")
@@ -263,8 +322,13 @@ def _download(name: str, target: Path) -> Path:
     """Writes a corpus that Hugging Face `datasets` can load as files in the layout above, unless it is there."""
     if not target.exists():
         datasets = import_extra("datasets", "text", f"{name} is either on this machine (--path) or downloaded, which")
+
+        def build(folder: Path) -> None:
+            splits = datasets.load_dataset(*DOWNLOADS[name])
+            _WRITERS[name](splits, folder)
+
         try:
-            build_once(target, lambda folder: _WRITERS[name](datasets.load_dataset(*DOWNLOADS[name]), folder))
+            build_once(target, build)
         except Exception as error:  # each layer below has its own
             hint = "give its --path (see docs/text.md), or use --corpus python, which needs none"
             raise ValueError(f"{name} cannot be downloaded ({type(error).__name__}: {error!s:.200}); {hint}") from error
@@ -272,16 +336,20 @@ def _download(name: str, target: Path) -> Path:
 
 
 def _write_articles(splits: Any, target: Path) -> None:
-    for split, name in zip(SPLITS, ("train", "validation", "test")):
+    """Writes WikiText-103. Its blank lines count as tokens; in the download they are ""."""
+    for split, name in FOLDERS.items():
         with (target / f"wiki.{split}.tokens").open("w") as file:
-            file.writelines(row["text"] or " \n" for row in splits[name])  # blank lines count; they are "" there
+            for row in splits[name]:
+                file.write(row["text"] or " \n")
 
 
 def _write_books(splits: Any, target: Path) -> None:
-    for name in ("train", "validation", "test"):
+    """Writes PG-19. The number at the end of a book's address, .../ebooks/10 or .../pg10.txt, becomes its name."""
+    for name in FOLDERS.values():
         (target / name).mkdir()
         for book in splits[name]:
-            number = book["url"].rstrip("/").rpartition("/")[2].partition(".")[0].removeprefix("pg")
+            file_name = book["url"].rstrip("/").rpartition("/")[2]
+            number = file_name.partition(".")[0].removeprefix("pg")
             (target / name / f"{number}.txt").write_text(book["text"])
 
 

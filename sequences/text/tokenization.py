@@ -13,7 +13,9 @@ import numpy as np
 
 from storage.files import abbreviate, import_extra
 
-END, UNKNOWN, DOCUMENT = "<eos>", "<unk>", "<document>"
+END = "<eos>"
+UNKNOWN = "<unk>"
+DOCUMENT = "<document>"
 LONGEST = 10_000
 """Characters of a piece of text that is cut into subwords at once; they take 130 bytes each meanwhile."""
 
@@ -21,7 +23,8 @@ LONGEST = 10_000
 class Bytes:
     """Each byte is a token; documents are separated by NUL, which does not occur in text."""
 
-    vocabulary, separator = 256, 0
+    vocabulary = 256
+    separator = 0
 
     def encode(self, text: bytes) -> np.ndarray:
         return np.frombuffer(text, np.uint8)
@@ -45,40 +48,60 @@ class Words:
     def __init__(self, words: list[str]) -> None:
         self.words = words
         self.index = {word: token for token, word in enumerate(words)}
-        self.vocabulary, self.separator = len(words), self.index[END]
+        self.vocabulary = len(words)
+        self.separator = self.index[END]
         self.unknown = self.index.get(UNKNOWN, self.separator)
 
     @classmethod
     def learn(cls, texts: Iterable[bytes], size: int | None = None) -> "Words":
         """All words of the texts, or the `size` most frequent ones with `<eos>` and `<unk>` among them."""
-        counts = Counter(word for text in texts for word in _words(text))
-        counts[UNKNOWN] += 0
+        counts: Counter[str] = Counter()
+        for text in texts:
+            counts.update(_words(text))
+        counts[UNKNOWN] += 0  # it is there, also if the texts do not have it
         ranked = sorted(counts, key=lambda word: (-counts[word], word))
+        if size is None:
+            return cls(ranked)
+
+        # `<eos>` and `<unk>` stay, however rare they are.
         others = [word for word in ranked if word not in (END, UNKNOWN)]
-        left_out = set() if size is None else set(others[size - 2 :])
+        left_out = set(others[size - 2 :])
         return cls([word for word in ranked if word not in left_out])
 
     def encode(self, text: bytes) -> np.ndarray:
-        return np.fromiter((self.index.get(word, self.unknown) for word in _words(text)), np.int64)
+        tokens = (self.index.get(word, self.unknown) for word in _words(text))
+        return np.fromiter(tokens, np.int64)
 
     def decoder(self) -> Callable[[int], str]:
         """Words are separated by single spaces."""
-        return lambda token: "\n" if token == self.separator else f"{self.words[token]} "
+
+        def decode(token: int) -> str:
+            if token == self.separator:
+                return "\n"
+            return f"{self.words[token]} "
+
+        return decode
 
     def to_plain(self) -> dict[str, Any]:
         return {"kind": "words", "words": self.words}
 
 
 def _words(text: bytes) -> Iterator[str]:
-    lines = text.decode("utf-8", errors="replace").split(_line_end(text).decode())
-    for line in lines if lines[-1] else lines[:-1]:
+    """The words of each line, and `<eos>` after each."""
+    line_end = _line_end(text).decode()
+    lines = text.decode("utf-8", errors="replace").split(line_end)
+    if not lines[-1]:
+        lines.pop()  # behind the last line end is no line
+    for line in lines:
         yield from line.split()
         yield END
 
 
 def _line_end(text: bytes) -> bytes:
     """What ends the lines of a text: a line feed (also after a carriage return) or, without any, a carriage return."""
-    return b"\r" if b"\r" in text and b"\n" not in text else b"\n"
+    if b"\r" in text and b"\n" not in text:
+        return b"\r"
+    return b"\n"
 
 
 class Subwords:
@@ -106,12 +129,15 @@ class Subwords:
             initial_alphabet=library.pre_tokenizers.ByteLevel.alphabet(),
             show_progress=False,
         )
-        tokenizer.train_from_iterator((piece for text in texts for piece in _paragraphs(text)), trainer)
+        pieces = (piece for text in texts for piece in _paragraphs(text))
+        tokenizer.train_from_iterator(pieces, trainer)
         return cls(tokenizer.to_str())
 
     def encode(self, text: bytes) -> np.ndarray:
-        pieces = self.tokenizer.encode_batch_fast(_paragraphs(text))
-        return np.array([token for piece in pieces for token in piece.ids], np.int64)
+        tokens: list[int] = []
+        for piece in self.tokenizer.encode_batch_fast(_paragraphs(text)):
+            tokens += piece.ids
+        return np.array(tokens, np.int64)
 
     def decoder(self) -> Callable[[int], str]:
         stream = self.library.decoders.DecodeStream(skip_special_tokens=True)
@@ -137,9 +163,12 @@ def _paragraphs(text: bytes) -> list[str]:
 
 
 Tokenizer = Bytes | Words | Subwords
-"""Tokens are 0 to `vocabulary` - 1; the token `separator` stands before every document. `encode` gives the tokens of
-UTF-8 text, [N] integers without a separator; `decoder` a function from each token in turn to the text that it
-completes; `to_plain` what JSON holds, for `from_plain`."""
+"""Tokens are 0 to `vocabulary` - 1; the token `separator` stands before every document.
+
+encode: the tokens of UTF-8 text, [N] integers without a separator.
+decoder: a function that is called with each token in turn, and returns the text that the token completes.
+to_plain: what JSON can hold; `from_plain` makes the tokenizer of it again.
+"""
 
 
 def learn(kind: str, texts: Iterable[bytes], size: int | None = None) -> Tokenizer:
@@ -154,7 +183,9 @@ def learn(kind: str, texts: Iterable[bytes], size: int | None = None) -> Tokeniz
     """
     if kind == "bytes":
         return Bytes()
-    return (Words if kind == "words" else Subwords).learn(texts, size)
+    if kind == "words":
+        return Words.learn(texts, size)
+    return Subwords.learn(texts, size)
 
 
 def encode_prompt(tokenizer: Tokenizer, prompt: bytes) -> list[int]:
@@ -178,7 +209,7 @@ def from_plain(plain: Any) -> Tokenizer:
         if kind == "bytes":
             return Bytes()
         if kind == "words":
-            return Words(list(map(str, plain["words"])))
+            return Words([str(word) for word in plain["words"]])
         if kind == "subwords":
             return Subwords(plain["model"])
     except ImportError:

@@ -43,8 +43,13 @@ class Split(NamedTuple):
         if tokens is None or tokens >= len(self.tokens):
             return self
         share = tokens / len(self.tokens)
-        sizes = round(self.bytes * share), round(self.words * share)
-        return Split(self.tokens[:tokens], self.starts[self.starts < tokens], *sizes, self.prescribed)
+        return Split(
+            tokens=self.tokens[:tokens],
+            starts=self.starts[self.starts < tokens],
+            bytes=round(self.bytes * share),
+            words=round(self.words * share),
+            prescribed=self.prescribed,
+        )
 
 
 class Tokens(NamedTuple):
@@ -77,25 +82,30 @@ def prepare(
         OSError: if the cache cannot be written to.
     """
     digest = _digest(name, corpus, kind, vocabulary)
-    done, total = count(1), sum(map(len, corpus.values()))
+    numbers = count(1)
+    total = sum(map(len, corpus.values()))
 
     def build(folder: Path) -> None:
-        tokenizer = tokenization.learn(kind, (document.read() for document in corpus["train"]), vocabulary)
-        splits = {}
+        training_texts = (document.read() for document in corpus["train"])
+        tokenizer = tokenization.learn(kind, training_texts, vocabulary)
 
         def encoded(documents: list[Document], sizes: Counter[str]) -> Iterator[np.ndarray]:
+            """The tokens of each document, after a separator; adds the bytes and words of their texts to `sizes`."""
             for document in documents:
                 text = document.read()
                 sizes.update(bytes=len(text), words=len(text.split()))
                 tokens = tokenizer.encode(text)
-                yield np.concatenate([np.array([tokenizer.separator], tokens.dtype), tokens])
-                show(next(done), total)
+                separator = np.array([tokenizer.separator], tokens.dtype)
+                yield np.concatenate([separator, tokens])
+                show(next(numbers), total)
 
+        splits = {}
         for split in SPLITS:
             sizes = Counter(bytes=0, words=0)
-            splits[split] = write_split(folder, split, encoded(corpus[split], sizes), tokenizer.vocabulary) | sizes
+            places = write_split(folder, split, encoded(corpus[split], sizes), tokenizer.vocabulary)
             if not sizes["bytes"]:
                 raise ValueError(f"{corpus[split][0].path.parent}: expected text for {split}, found 0 bytes")
+            splits[split] = places | sizes
         described = {"corpus": name, "digest": digest, "tokenizer": tokenizer.to_plain(), "splits": splits}
         write_json(folder / "corpus.json", described)
 
@@ -116,15 +126,20 @@ def open_tokens(folder: Path) -> Tokens:
     for split, (tokens, starts) in arrays.items():
         sizes = described["splits"][split]
         books, words = PG19_WORDS[split]
-        prescribed = described["corpus"] == "pg19" and len(starts) == books
-        splits[split] = Split(tokens, starts, sizes["bytes"], words if prescribed else sizes["words"], prescribed)
+        is_prescribed = described["corpus"] == "pg19" and len(starts) == books
+        if not is_prescribed:
+            words = sizes["words"]
+        splits[split] = Split(tokens, starts, sizes["bytes"], words, is_prescribed)
     return Tokens(tokenization.from_plain(described["tokenizer"]), splits, described["digest"])
 
 
 def _digest(name: str, corpus: Corpus, kind: str, vocabulary: int | None) -> str:
-    digest = hashlib.sha256(json.dumps([_FORMATS[kind], name, kind, vocabulary]).encode())
+    """SHA-256 of all that the token files depend on."""
+    options = json.dumps([_FORMATS[kind], name, kind, vocabulary])
+    digest = hashlib.sha256(options.encode())
     for split in SPLITS:
         for document in corpus[split]:
             data = document.read()
-            digest.update(f"{split} {len(data)} ".encode() + hashlib.sha256(data).digest())
+            digest.update(f"{split} {len(data)} ".encode())
+            digest.update(hashlib.sha256(data).digest())
     return digest.hexdigest()
