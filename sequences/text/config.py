@@ -16,6 +16,9 @@ from sequences.config import SequenceConfig, SequenceLearnerConfig, short_traini
 from sequences.text.corpora import CORPORA
 from training.config import find_preset
 
+LEAST_VOCABULARY = {"bytes": math.inf, "words": 3, "subwords": 258}
+"""By kind of tokens. The vocabulary of bytes cannot be chosen."""
+
 
 @dataclass(frozen=True)
 class TextModelConfig(Checked):
@@ -60,13 +63,16 @@ class TextConfig(SequenceConfig):
         super().__post_init__()
         if self.corpus not in CORPORA:
             raise ValueError(f"corpus: expected one of {', '.join(CORPORA)}, got {self.corpus!r}")
-        if self.vocabulary is not None and self.vocabulary < {"words": 3, "subwords": 258}.get(self.tokens, math.inf):
+        if self.vocabulary is not None and self.vocabulary < LEAST_VOCABULARY[self.tokens]:
             expected = "None for bytes, 3 or more words, or 258 or more subwords"
             raise ValueError(f"vocabulary: expected {expected}, got {self.vocabulary} {self.tokens}")
 
     def located(self, absolute: Callable[[str], str], path: str | None = None) -> Self:
-        path = self.path if path is None else path
-        return self if path is None else dataclasses.replace(self, path=absolute(path))
+        if path is None:
+            path = self.path
+        if path is None:
+            return self
+        return dataclasses.replace(self, path=absolute(path))
 
 
 def _cores(

@@ -81,20 +81,26 @@ def by_frequency(
 def by_position(model: SequenceModel, batches: Iterable[Batch], precision: str = "float32") -> list[tuple[int, Total]]:
     """The loss of targets by the number of tokens of their context: [(1, ..), (2, ..), (4, ..), ...], each bucket from
     its number to the next. Context begins at the start of the row and at resets."""
-    context: Any = 0
+    context: Any = 0  # of each row, up to the end of the last batch: [B, 1]
 
     def bucket(batch: Batch) -> np.ndarray:
         nonlocal context
         steps = np.arange(1, batch.reset.shape[1] + 1)
-        starts = np.where(batch.reset.numpy(), steps - 1, -context)  # negative: before this batch
-        since = np.maximum.accumulate(starts, axis=1)
-        seen = steps - since
+        # The steps before the context; a negative number if it began before this batch.
+        starts = np.where(batch.reset.numpy(), steps - 1, -context)
+        latest_start = np.maximum.accumulate(starts, axis=1)
+        seen = steps - latest_start
         context = seen[:, -1:]
-        return np.frexp(seen)[1] - 1
+        # A number from 2^k to 2^(k + 1) - 1 is a fraction from 0.5 to 1 times 2^(k + 1).
+        _, exponents = np.frexp(seen)
+        return exponents - 1
 
     losses, counts = evaluate_by(model, batches, bucket, 64, precision)
-    found = np.flatnonzero(counts).tolist()
-    return [(1 << number, Total(float(losses[number]), int(counts[number]))) for number in found]
+    found = []
+    for number in np.flatnonzero(counts).tolist():
+        total = Total(float(losses[number]), int(counts[number]))
+        found.append((2**number, total))
+    return found
 
 
 def dynamic(
@@ -111,8 +117,11 @@ def dynamic(
     Raises:
         FloatingPointError: see `SequenceLearner.update`; the learning rate may be too large.
     """
-    first, scored, learned = itertools.tee(batches, 3)
-    rows, steps = next(first).tokens.shape
+    rest = iter(batches)
+    first = next(rest)
+    rows, steps = first.tokens.shape
+    # The model scores each batch before the learner learns from it.
+    scored, learned = itertools.tee(itertools.chain([first], rest))
     config = dataclasses.replace(
         config,
         batch_size=rows,
@@ -128,7 +137,6 @@ def dynamic(
     learner = SequenceLearner(model, source, config)
     total = 0.0
     count = 0
-    del first  # it would keep all batches
     for batch, nll in score(model, scored, config.precision, cached=False):
         total += float(nll.double().sum())
         count += int((batch.targets != IGNORE).sum())
@@ -194,17 +202,18 @@ def compression_loss(model: SequenceModel, batches: Iterable[Batch]) -> dict[str
         ValueError: if the core has no attention.
     """
     core = require_attention(model)
-    fill = 0  # steps until memory is full
+    steps_until_full = 0
     for layer in core.layers:
-        sizes = layer.sizes
-        steps = sizes.slots if sizes.reach is None else sizes.reach
-        fill = max(fill, steps)
+        steps = layer.sizes.reach
+        if steps is None:
+            steps = layer.sizes.slots
+        steps_until_full = max(steps_until_full, steps)
     count = 0
     seen = 0
     sums: dict[str, float] = defaultdict(float)
     for batch, output in predict(model, batches, cached=False, gradients=True):
         seen += batch.tokens.shape[1]
-        if seen > fill:
+        if seen > steps_until_full:
             count += 1
             for name, loss in output.losses.items():
                 sums[name] += loss.value.item()

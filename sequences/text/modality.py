@@ -29,8 +29,10 @@ class Text(Modality):
 
     @classmethod
     def prepare(cls, config: TextConfig, show: Callable[[int, int], None] = lambda done, total: None) -> Self:
-        corpus = corpora.load(config.corpus, None if config.path is None else Path(config.path))
-        return cls(config, tokens.prepare(config.corpus, corpus, config.tokens, config.vocabulary, show=show))
+        path = None if config.path is None else Path(config.path)
+        corpus = corpora.load(config.corpus, path)
+        folder = tokens.prepare(config.corpus, corpus, config.tokens, config.vocabulary, show=show)
+        return cls(config, folder)
 
     def record(self) -> dict[str, Any]:
         """The tokenizer is what sampling needs."""
@@ -53,20 +55,28 @@ class Text(Modality):
         split = self.splits["valid"].first(self.config.evaluate_tokens)
         total = evaluate(model, self.batches(split, self.config.evaluate_rows), self.config.learner.precision)
         found = evaluation.summary(total, split, self.tokenizer)
-        return {"valid/nll": found.pop("nats_per_token"), **{f"valid/{name}": value for name, value in found.items()}}
+        metrics = {"valid/nll": found.pop("nats_per_token")}
+        for name, value in found.items():
+            metrics[f"valid/{name}"] = value
+        return metrics
 
     def evaluate(
         self, model: SequenceModel, options: TextEvaluation | None = None, count: Counting = quiet
     ) -> Iterator[dict[str, Any]]:
         """See `Modality`; dynamic evaluation changes the model."""
         options = options or TextEvaluation(rows=self.config.evaluate_rows)
-        part, precision = self.splits[options.split], self.config.learner.precision
+        part = self.splits[options.split]
+        precision = self.config.learner.precision
+        read = partial(self.batches, part, options.rows, count)
+
+        # Impossible options are refused before the first measure, which may take hours.
         sizes = [_parse_size(words) for words in options.sizes]
         if options.attention or options.compression:
             evaluation.require_attention(model)
-        read = partial(self.batches, part, options.rows, count)
+
         begin = time.monotonic()
         total = evaluate(model, read(f"measuring {options.split}"), precision)
+        seconds = max(time.monotonic() - begin, 1e-9)
         yield {
             "split": options.split,
             "rows": options.rows,
@@ -77,14 +87,16 @@ class Text(Modality):
             "words": part.words,
             "nll": total.nll,
             "words_prescribed": part.prescribed,
-            "tokens_per_second": total.count / max(time.monotonic() - begin, 1e-9),
+            "tokens_per_second": total.count / seconds,
         }
+
         found: list[dict[str, Any]] = []
         for size in sizes:
             total = evaluate(model.resized(**size), read("other sizes"), precision)
             found.append(size | evaluation.summary(total, part, self.tokenizer))
         if found:
             yield {"sizes": found}
+
         if options.frequency:
             counts = count_tokens(self.splits["train"].tokens, self.tokenizer.vocabulary)
             buckets = evaluation.by_frequency(model, read("by frequency"), counts, precision)
@@ -92,37 +104,49 @@ class Text(Modality):
         if options.position:
             positions = evaluation.by_position(model, read("by position"), precision)
             yield {"position": [{"from": first, **_measured(each)} for first, each in positions]}
+
+        # These two are means over whole segments.
         segment = getattr(self.config.core_config, "segment_size", 1)
         if options.attention:
             yield {"attention": evaluation.attention(model, read("attention", segment))}
         if options.compression:
             yield {"compression": evaluation.compression_loss(model, read("compression loss", segment))}
+
+        # The last, because it changes the model.
         if options.dynamic is not None:
-            learning = dataclasses.replace(self.config.learner, device=str(next(model.parameters()).device))
+            device = str(next(model.parameters()).device)
+            learning = dataclasses.replace(self.config.learner, device=device)
             try:
                 total = evaluation.dynamic(model, read("dynamic"), learning, options.dynamic)
             except FloatingPointError as error:
-                told = f"expected a smaller learning rate, got {options.dynamic}"
-                raise ValueError(f"dynamic: {told}: {error}") from error
-            yield {"dynamic": {"learning_rate": options.dynamic, **evaluation.summary(total, part, self.tokenizer)}}
+                expected = f"expected a smaller learning rate, got {options.dynamic}"
+                raise ValueError(f"dynamic: {expected}: {error}") from error
+            measures = evaluation.summary(total, part, self.tokenizer)
+            yield {"dynamic": {"learning_rate": options.dynamic, **measures}}
 
 
 def make_model(config: TextModelConfig, vocabulary: int) -> SequenceModel:
     """The network for a vocabulary. Raises a ValueError if the configuration is impossible for it."""
-    sizes = vocabulary, config.cutoffs, config.divisor, config.tied, config.dropout
-    return build_network(lambda: SequenceModel(make_core(config.core), *sizes), config)
+
+    def build() -> SequenceModel:
+        core = make_core(config.core)
+        return SequenceModel(core, vocabulary, config.cutoffs, config.divisor, config.tied, config.dropout)
+
+    return build_network(build, config)
 
 
 def _parse_size(words: str) -> dict[str, int | None]:
     """Tables 8 and 9: MEMORY:COMPRESSED slots, None for the model's own."""
     try:
-        memory, compressed = (int(word) if word else None for word in words.split(":"))
+        slots = [int(word) if word else None for word in words.split(":")]
+        memory, compressed = slots
     except ValueError:
         raise ValueError(f"sizes: expected MEMORY:COMPRESSED such as 768:3072, got {words!r}") from None
     return {"memory_size": memory, "compressed_size": compressed}
 
 
 def _measured(total: Total) -> dict[str, Any]:
-    known = total.count > 0
-    nats, perplexity = total.mean, evaluation.perplexity(total.mean, 1)
-    return {"nats": nats if known else None, "perplexity": perplexity if known else None, "count": total.count}
+    """The loss of a bucket for JSON; None if no target is in it."""
+    if not total.count:
+        return {"nats": None, "perplexity": None, "count": 0}
+    return {"nats": total.mean, "perplexity": evaluation.perplexity(total.mean, 1), "count": total.count}
