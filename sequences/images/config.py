@@ -42,7 +42,9 @@ class ImagesConfig(SequenceConfig):
     cores: ClassVar[Mapping[str, type[Checked]]] = CORES
     fixed: ClassVar[tuple[str, ...]] = (
         *SequenceConfig.fixed,
-        *("corpus.height", "corpus.width", "corpus.skip_unreadable"),
+        "corpus.height",
+        "corpus.width",
+        "corpus.skip_unreadable",
     )
 
     reset_at_starts: bool = True
@@ -63,8 +65,14 @@ def cpu(core: str) -> ImagesConfig:
 
     The compressive memory reaches 9 rows back, that of Transformer-XL 3.
     """
-    sizes: dict[str, Any] = {"model_size": 64, "num_layers": 3, "num_heads": 4, "mlp_size": 128, "segment_size": 48}
-    sizes["norm"] = "pre"
+    sizes: dict[str, Any] = {
+        "model_size": 64,
+        "num_layers": 3,
+        "num_heads": 4,
+        "mlp_size": 128,
+        "segment_size": 48,
+        "norm": "pre",
+    }
     cores = matched_cores(sizes, 48, 96, 4, recurrent_layers=2)
     return ImagesConfig(
         preset="cpu",

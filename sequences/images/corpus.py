@@ -26,7 +26,9 @@ SHARES = {"valid": 0.05, "test": 0.05}
 SUFFIXES = (".png", ".jpg", ".jpeg")
 MOST_PIXELS = 2**26
 """Of a file; a small file can claim to be far larger."""
-EPISODES, FRAMES, EVERY = 120, 24, 6
+EPISODES = 120
+FRAMES = 24
+EVERY = 6
 """Views of the level: from so many episodes so many frames each, so many agent steps apart."""
 _FORMAT = 1
 
@@ -43,15 +45,18 @@ class Split(NamedTuple):
 
     def images(self, shape: tuple[int, ...]) -> np.ndarray:
         """The images [images, rows, columns, 3] uint8."""
-        return self.tokens.reshape(len(self.starts), -1)[:, 1:].astype(np.uint8).reshape(-1, *shape)
+        of_images = self.tokens.reshape(len(self.starts), -1)
+        without_start = of_images[:, 1:].astype(np.uint8)
+        return without_start.reshape(-1, *shape)
 
     def thin(self, images: int | None) -> "Split":
         """At most so many images, spread evenly over the split; None for all."""
         total = len(self.starts)
         if images is None or images >= total:
             return self
-        chosen = self.tokens.reshape(total, -1)[np.arange(images) * total // images]
-        return Split(chosen.ravel(), np.arange(images) * chosen.shape[1])
+        numbers = np.arange(images)
+        chosen = self.tokens.reshape(total, -1)[numbers * total // images]
+        return Split(chosen.ravel(), numbers * chosen.shape[1])
 
 
 def prepare(config: CorpusConfig, cache: Path, show: Callable[[int, int], None] = lambda done, total: None) -> Path:
@@ -64,15 +69,21 @@ def prepare(config: CorpusConfig, cache: Path, show: Callable[[int, int], None] 
     Raises:
         ValueError, FileNotFoundError: if there are too few files, or (`ImageError`) one cannot be used.
     """
-    sources, identity = _episodes(config) if config.path == ROOMS else _files(config)
+    if config.path == ROOMS:
+        sources, identity = _episodes(config)
+    else:
+        sources, identity = _files(config)
     identity |= {"format": _FORMAT, "shape": config.shape}
     key = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:16]
     name = Path(config.path).name
     target = cache / f"{name}-{config.height}x{config.width}-{key}"
 
     def build(folder: Path) -> None:
-        names = divide(dict.fromkeys(sources, 1.0), SHARES)
-        parts = {split: {each: sources[each] for each in names[split]} for split in SPLITS}
+        sizes = dict.fromkeys(sources, 1.0)  # all count the same
+        names = divide(sizes, SHARES)
+        parts = {}
+        for split in SPLITS:
+            parts[split] = {source: sources[source] for source in names[split]}
         write_corpus(folder, {"name": name}, parts, START + 1, config.skip_unreadable, show, _encode)
 
     build_once(target, build)
@@ -87,7 +98,8 @@ def _encode(image: np.ndarray) -> np.ndarray:
 def open_built(folder: Path) -> tuple[str, dict[str, Split], str]:
     """Name, splits and SHA-256 of a corpus that `prepare` built. Raises a ValueError if it is damaged."""
     described, arrays = open_splits(folder)
-    return described["name"], {split: Split(*parts) for split, parts in arrays.items()}, described["digest"]
+    splits = {split: Split(tokens, starts) for split, (tokens, starts) in arrays.items()}
+    return described["name"], splits, described["digest"]
 
 
 def _files(config: CorpusConfig) -> tuple[dict[str, Reader], dict[str, Any]]:
@@ -121,7 +133,8 @@ def read_image(path: Path, shape: tuple[int, int, int]) -> np.ndarray:
                 raise ImageError(f"{expected}, got mode {image.mode}")
             upright = ImageOps.exif_transpose(image)
             if upright.has_transparency_data:
-                upright = Image.alpha_composite(Image.new("RGBA", upright.size, "white"), upright.convert("RGBA"))
+                white = Image.new("RGBA", upright.size, "white")
+                upright = Image.alpha_composite(white, upright.convert("RGBA"))
             rows, columns, _ = shape
             return np.asarray(ImageOps.fit(upright.convert("RGB"), (columns, rows)))
     except ImageError:
@@ -131,24 +144,30 @@ def read_image(path: Path, shape: tuple[int, int, int]) -> np.ndarray:
 
 
 def _episodes(config: CorpusConfig) -> tuple[dict[str, Reader], dict[str, Any]]:
-    sources: dict[str, Reader] = {
-        f"episode-{seed:04d}": functools.partial(_frames, seed, config.height, config.width) for seed in range(EPISODES)
-    }
+    """The episodes of the level by name, and what identifies them for the cache."""
+    sources: dict[str, Reader] = {}
+    for seed in range(EPISODES):
+        sources[f"episode-{seed:04d}"] = functools.partial(_frames, seed, config.height, config.width)
     return sources, {"rooms": [EPISODES, FRAMES, EVERY]}
 
 
 def _frames(seed: int, height: int, width: int) -> np.ndarray:
     """Frames [FRAMES, height, width, 3] of an episode of a walk: textures, lights and objects are its own."""
     # Drawn larger, and averaged: small views have jagged edges otherwise.
-    env = _rooms(height, width, max(1, min(4, 96 // max(height, width))))
-    observations, rng = env.reset(seed=[seed])[0], np.random.default_rng([seed])
-    actions, frames = env.single_action_space.n, []
-    for step in range(FRAMES * EVERY):
-        if step % EVERY == 0:
-            frames.append(observations[0].copy())
-            # A walk that turns at every step stays where it is: half of the time forward, which is action 0.
-            action = 0 if rng.random() < 0.5 else rng.integers(actions)
-        observations = env.step(np.array([action]))[0]
+    shrink = max(1, min(4, 96 // max(height, width)))
+    env = _rooms(height, width, shrink)
+    observations, _ = env.reset(seed=[seed])
+    rng = np.random.default_rng([seed])
+    num_actions = env.single_action_space.n
+    frames = []
+    for _ in range(FRAMES):
+        frames.append(observations[0].copy())
+        # A walk that turns at every step stays where it is: half of the time forward, which is action 0.
+        action = 0
+        if rng.random() >= 0.5:
+            action = rng.integers(num_actions)
+        for _ in range(EVERY):
+            observations, *_ = env.step(np.array([action]))
     return np.stack(frames)
 
 

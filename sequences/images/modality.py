@@ -25,6 +25,8 @@ from storage.files import cache_folder, replacing
 
 CHANNELS = ("red", "green", "blue")
 HALVES = ("first", "second")
+NUM_GROUPS = len(HALVES) * len(CHANNELS)
+"""Groups of an image's bytes whose losses are measured: half and channel."""
 
 
 class Images(Modality):
@@ -49,15 +51,19 @@ class Images(Modality):
         return f"{self.name}: images of {self.shape[0]} x {self.shape[1]}, {counts}"
 
     def make_model(self) -> ImageModel:
-        return build_network(lambda: ImageModel(make_core(self.config.model), self.shape), self.config.model)
+        def build() -> ImageModel:
+            return ImageModel(make_core(self.config.model), self.shape)
+
+        return build_network(build, self.config.model)
 
     def unit(self, nll: float) -> str:
         return f"{nll / math.log(2):.3f} bits/dim"
 
     def validate(self, model: Any) -> dict[str, float]:
-        tokens = self.config.evaluate_tokens
-        part = self.splits["valid"].thin(tokens and max(1, tokens // (self.size + 1)))
-        measured = self.measure(model, part)
+        images = None
+        if self.config.evaluate_tokens is not None:
+            images = max(1, self.config.evaluate_tokens // (self.size + 1))
+        measured = self.measure(model, self.splits["valid"].thin(images))
         return {"valid/nll": measured["nats"], "valid/bits_per_dim": measured["bits_per_dim"]}
 
     def evaluate(
@@ -72,12 +78,13 @@ class Images(Modality):
 
     def finish(self, model: Any, run: Path, step: int, count: Counting = quiet) -> dict[str, Any]:
         """See `Modality`: the loss on the validation split, the model's size, and samples."""
-        found: dict[str, Any] = {"validation": self.measure(model, self.splits["valid"], count)["bits_per_dim"]}
+        measured = self.measure(model, self.splits["valid"], count)
+        found: dict[str, Any] = {"validation": measured["bits_per_dim"]}
         found["parameters"] = sum(parameter.numel() for parameter in model.parameters())
-        if images := self.config.samples:
+        if self.config.samples:
+            options = ImagesSampling(images=self.config.samples)
             try:
-                out = run / "samples"
-                found["drawn"] = str(self.draw(model, ImagesSampling(images=images), out, run, step, count))
+                found["drawn"] = str(self.draw(model, options, run / "samples", run, step, count))
             except (ValueError, OSError) as error:  # the measures count more than the samples
                 found["drawn"] = f"none: {error}"
         return found
@@ -87,10 +94,14 @@ class Images(Modality):
         learner = self.config.learner
         rows = min(len(part.starts), learner.batch_size)
 
-        # The second pass reads a group where the first reads a token: channel and half, or 6 for START.
+        # The group of each byte of an image. START is in one of its own, which is not among the measures.
         place = np.arange(self.size)
-        groups_of_bytes = 3 * (place >= self.size / 2) + place % 3
-        groups_of_image = np.append(6, groups_of_bytes).astype(np.uint8)
+        half = place >= self.size / 2
+        channel = place % len(CHANNELS)
+        groups_of_bytes = len(CHANNELS) * half + channel
+        groups_of_image = np.append(NUM_GROUPS, groups_of_bytes).astype(np.uint8)
+
+        # A second pass beside that of the tokens reads the groups of the same places.
         groups = np.tile(groups_of_image, len(part.starts))
         second = one_pass(groups, rows, learner.sequence_length, self._starts(part))
 
@@ -98,12 +109,13 @@ class Images(Modality):
             return next(second).targets.numpy()
 
         batches = self.batches(part, rows, count, activity)
-        sums, numbers = evaluate_by(model, batches, group_of, 7, learner.precision)
-        losses = sums[:6].reshape(2, 3) / math.log(2)  # in bits, [half, channel]
-        counts = numbers[:6].reshape(2, 3)
+        sums, numbers = evaluate_by(model, batches, group_of, NUM_GROUPS + 1, learner.precision)
+        shape = (len(HALVES), len(CHANNELS))
+        losses = sums[:NUM_GROUPS].reshape(shape) / math.log(2)  # in bits
+        counts = numbers[:NUM_GROUPS].reshape(shape)
         bits = Total(float(losses.sum()), int(counts.sum())).mean
-        by_channel = losses.sum(0) / counts.sum(0).clip(min=1)
-        by_half = losses.sum(1) / counts.sum(1).clip(min=1)
+        by_channel = losses.sum(axis=0) / counts.sum(axis=0).clip(min=1)
+        by_half = losses.sum(axis=1) / counts.sum(axis=1).clip(min=1)
         return {
             "nats": bits * math.log(2),
             "bits_per_dim": bits,
@@ -114,7 +126,9 @@ class Images(Modality):
 
     def drawn(self, options: ImagesSampling) -> int:
         """Tokens that `draw` draws."""
-        return options.images * (self.size - 3 * self.shape[1] * options.rows)
+        _, width, channels = self.shape
+        given = options.rows * width * channels
+        return options.images * (self.size - given)
 
     def draw(
         self, model: Any, options: ImagesSampling, out: Path, run: Path, step: int, count: Counting = quiet
@@ -127,7 +141,7 @@ class Images(Modality):
             ValueError: if there are too few images, or they have too few rows.
         """
         found = self.splits[options.split]
-        height, width, _ = self.shape
+        height, width, channels = self.shape
         if options.rows >= height:
             raise ValueError(f"rows: expected fewer than the {height} of an image, got {options.rows}")
         if options.rows and options.images > len(found.starts):
@@ -138,8 +152,9 @@ class Images(Modality):
         real = found.thin(options.images).images(self.shape)
         given = np.zeros((options.images, 0), np.uint8)
         if options.rows:
-            given = real.reshape(len(real), -1)[:, : 3 * width * options.rows]
-        prompts = torch.from_numpy(np.pad(given.astype(np.int64), ((0, 0), (1, 0)), constant_values=START))
+            given = real.reshape(len(real), -1)[:, : options.rows * width * channels]
+        started = np.pad(given.astype(np.int64), ((0, 0), (1, 0)), constant_values=START)
+        prompts = torch.from_numpy(started)
 
         drawn: list[np.ndarray] = []
         length = self.size - given.shape[1]

@@ -30,20 +30,29 @@ class PixelEmbedding(nn.Module):
     def __init__(self, shape: tuple[int, int, int], model_size: int) -> None:
         super().__init__()
         self.shape = shape
+        # The bytes of red, of green and of blue, then `START`.
         start = torch.randn(1, model_size)
-        self.values = nn.Parameter(torch.cat([smooth_vectors(256, model_size).repeat(3, 1), start]))
+        of_channels = smooth_vectors(256, model_size).repeat(3, 1)
+        self.values = nn.Parameter(torch.cat([of_channels, start]))
         self.positions = nn.ParameterList(0.3 * torch.randn(size, model_size) for size in shape)
 
     def forward(self, tokens: Tensor, places: Tensor) -> Tensor:
         """Embeds tokens [B, T] at their places in the image [B, T] (see `ImageState`): [B, T, D]."""
         _, columns, channels = self.shape
-        values = tokens + 256 * ((places - 1) % channels)
+        channel = (places - 1) % channels
+        values = tokens + 256 * channel
         embedded = F.embedding(values.masked_fill(tokens == START, 3 * 256), self.values)
+
         # The place of a token is the index of the next byte.
         known = places < self.size
-        inside = places.masked_fill(~known, 0)
-        indices = inside // (columns * channels), inside // channels % columns, inside % channels
-        position = torch.stack([F.embedding(index, table) for index, table in zip(indices, self.positions)]).sum(dim=0)
+        next_byte = places.masked_fill(~known, 0)
+        next_row = next_byte // (columns * channels)
+        next_column = next_byte // channels % columns
+        next_channel = next_byte % channels
+        vectors = []
+        for index, table in zip((next_row, next_column, next_channel), self.positions):
+            vectors.append(F.embedding(index, table))
+        position = torch.stack(vectors).sum(dim=0)
         return embedded + position * known[..., None]
 
     @property
@@ -71,7 +80,9 @@ class ImageModel(SequenceModel):
     def initial_state(self, batch_size: int) -> ImageState:
         """The state before a stream, which may begin inside an image."""
         state = self.core.initial_state(batch_size)
-        return ImageState(state, torch.full((batch_size,), self.embedding.size + 1, device=self.softmax.bias.device))
+        unknown = self.embedding.size + 1
+        place = torch.full((batch_size,), unknown, device=self.softmax.bias.device)
+        return ImageState(state, place)
 
     def with_cache(self, state: ImageState) -> ImageState:
         return state._replace(core=self.core.with_cache(state.core))
@@ -87,16 +98,22 @@ class ImageModel(SequenceModel):
         """See `SequenceModel`; the state is an `ImageState`."""
         self.check(tokens, targets)
         places = self.places(tokens, reset, state.place)
-        targets = None if targets is None else targets.masked_fill(targets == START, IGNORE)
+        if targets is not None:
+            targets = targets.masked_fill(targets == START, IGNORE)
         output = self.predict(self.embedding(tokens, places), reset, state.core, targets, return_attention)
         return output._replace(state=ImageState(output.state, places[:, -1]))
 
     def places(self, tokens: Tensor, reset: Tensor, before: Tensor) -> Tensor:
         """Places [B, T] of tokens in their images, given those [B] of the tokens before."""
+        unknown = self.embedding.size + 1
         steps = torch.arange(tokens.shape[1], device=tokens.device)
         starts = tokens == START
-        # The last step at which an image started, or an episode did elsewhere: the place there, counted on since.
-        begin = torch.where(starts | reset, steps, -1).cummax(dim=1).values
-        there = torch.where(starts, 0, self.embedding.size + 1).gather(1, begin.clamp(min=0))
-        places = torch.where(begin < 0, before[:, None] + 1 + steps, there + steps - begin)
-        return places.clamp(max=self.embedding.size + 1)
+
+        # The latest step at which an image started, or the memory was reset inside of one; -1 if there is none yet.
+        latest = torch.where(starts | reset, steps, -1).cummax(dim=1).values
+        place_there = torch.where(starts, 0, unknown).gather(1, latest.clamp(min=0))
+        # From there, or else from the token before the first step, each step counts one on.
+        since_latest = place_there + steps - latest
+        since_before = before[:, None] + 1 + steps
+        places = torch.where(latest < 0, since_before, since_latest)
+        return places.clamp(max=unknown)
