@@ -64,8 +64,10 @@ def info(path: Path) -> tuple[int, int]:
     if header.format not in ("WAV", "WAVEX", "RF64", "FLAC"):
         raise AudioError(f"{path}: expected a WAV or FLAC file, got {header.format}")
     # libsndfile reads what there is of a WAV file that was cut off, and only notes that it is shorter.
-    for promised, found in re.findall(r"^ *(?:data|Riff size) : (\d+) \(should be (\d+)\)", header.extra_info, re.M):
-        if int(found) < int(promised) < _UNKNOWN:
+    notes = re.findall(r"^ *(?:data|Riff size) : (\d+) \(should be (\d+)\)", header.extra_info, re.M)
+    for promised, found in notes:
+        is_known = int(promised) < _UNKNOWN
+        if is_known and int(found) < int(promised):
             raise AudioError(f"{path}: expected {promised} bytes of samples as its header says, got {found}")
     if not header.frames:
         raise AudioError(f"{path}: expected sound, got a file of 0 samples")
@@ -88,9 +90,11 @@ def read(path: Path, sample_rate: int) -> np.ndarray:
         raise AudioError(f"{path}: expected {expected} samples as its header says, got an error: {error}") from error
     if len(samples) < expected:
         raise AudioError(f"{path}: expected {expected} samples as its header says, got {len(samples)}")
-    if not np.isfinite(samples).all():
-        raise AudioError(f"{path}: expected finite samples, got {np.count_nonzero(~np.isfinite(samples))} others")
-    if (peak := float(np.abs(samples).max())) > LOUDEST:
+    others = np.count_nonzero(~np.isfinite(samples))
+    if others:
+        raise AudioError(f"{path}: expected finite samples, got {others} others")
+    peak = float(np.abs(samples).max())
+    if peak > LOUDEST:
         raise AudioError(
             f"{path}: expected samples between -1 and 1, got up to {peak:.4g}; scale them by 1 / {peak:.4g}"
         )

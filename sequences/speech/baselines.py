@@ -12,23 +12,35 @@ from sequences.speech import audio
 from sequences.streams import count_tokens
 
 _SCALES = np.geomspace(2e-5, 0.3, 24)
+"""Of the Laplace distributions in the mixture."""
 _RECENT = 32
+"""Errors before a sample whose mean size chooses the weights of the mixture."""
 _CONTEXTS = 12
+"""Ranges of that mean, each of which has weights of its own."""
 _ROUNDS = 4
+"""Of least squares, each with weights that depend on the errors of the one before."""
+_STEPS = 20
+"""Of expectation maximisation."""
 _PIECES = 40
+"""In which a part of a long training split is read."""
 
 
 def predictors(train: np.ndarray, held_out: np.ndarray, block: int = 1 << 18) -> dict[str, float]:
     """Nats per sample of held-out tokens [N] under both predictors, fitted to `train`: "order_0" and "linear"."""
-    linear, blocks = fit_linear_predictor(train), range(0, len(held_out), block)
-    nll = sum(float(linear.nll(np.asarray(held_out[begin : begin + block])).sum()) for begin in blocks)
+    linear = fit_linear_predictor(train)
+    nll = 0.0
+    for begin in range(0, len(held_out), block):
+        tokens = np.asarray(held_out[begin : begin + block])
+        nll += float(linear.nll(tokens).sum())
     return {"order_0": order_0(train, held_out), "linear": nll / len(held_out)}
 
 
 def order_0(train: np.ndarray, held_out: np.ndarray) -> float:
     """Nats per sample of held-out tokens under the frequencies of training tokens, each of 256 counted once more."""
-    counts, found = count_tokens(train, audio.LEVELS) + 1.0, count_tokens(held_out, audio.LEVELS)
-    return float(-(np.log(counts / counts.sum()) * found).sum() / found.sum())
+    counts = count_tokens(train, audio.LEVELS) + 1.0
+    log_probs = np.log(counts / counts.sum())
+    found = count_tokens(held_out, audio.LEVELS)
+    return float(-(log_probs * found).sum() / found.sum())
 
 
 class LinearPredictor(NamedTuple):
@@ -51,7 +63,8 @@ class LinearPredictor(NamedTuple):
         samples = audio.decode(tokens).astype(np.float64)
         predictions = _filtered(samples, self.coefficients)
         contexts = np.searchsorted(self.thresholds, _recent_errors(samples - predictions))
-        return -np.log((_likelihoods(predictions, tokens) * self.weights[contexts]).sum(axis=1))
+        mixture = _likelihoods(predictions, tokens) * self.weights[contexts]
+        return -np.log(mixture.sum(axis=1))
 
 
 def fit_linear_predictor(train: np.ndarray, order: int = 32, most: int = 200_000) -> LinearPredictor:
@@ -65,35 +78,55 @@ def fit_linear_predictor(train: np.ndarray, order: int = 32, most: int = 200_000
     """
     if len(train) <= 4 * order:
         raise ValueError(f"train: expected more than {4 * order} samples for order {order}, got {len(train)}")
+    # The training tokens, [pieces, length].
     pieces = 1 if len(train) <= most else _PIECES
+    length = min(most, len(train)) // pieces
     begins = np.arange(pieces) * len(train) // pieces
-    tokens = np.stack([train[begin : begin + min(most, len(train)) // pieces] for begin in begins])
+    tokens = np.stack([train[begin : begin + length] for begin in begins])
     samples = audio.decode(tokens).astype(np.float64)
+
+    coefficients = _weighted_least_squares(samples, order)
+    predictions = _filtered(samples, coefficients)
+    recent = _recent_errors(samples - predictions).ravel()
+
+    # Each context has about as many samples.
+    thresholds = np.unique(np.quantile(recent, np.arange(1, _CONTEXTS) / _CONTEXTS))
+    contexts = np.searchsorted(thresholds, recent)
+    likelihoods = _likelihoods(predictions.ravel(), tokens.ravel())
+    weights = []
+    for context in range(len(thresholds) + 1):
+        weights.append(_mixture_weights(likelihoods[contexts == context]))
+    return LinearPredictor(coefficients, thresholds, np.array(weights))
+
+
+def _weighted_least_squares(samples: np.ndarray, order: int) -> np.ndarray:
+    """Coefficients [order] of a linear prediction of samples [pieces, length], the newest sample first."""
     windows = np.lib.stride_tricks.sliding_window_view(samples, order + 1, axis=1).reshape(-1, order + 1)
     importance = np.ones(len(windows))
     for _ in range(_ROUNDS):
+        # The last sample of a window is predicted from those before it, which here become newest first.
         covariance = (windows.T * importance) @ windows
-        # Newest first; a ridge keeps silence solvable.
-        moments, target = covariance[:order, :order][::-1, ::-1], covariance[:order, order][::-1]
-        ridge = 1e-9 * np.trace(moments) / order + 1e-12
+        moments = covariance[:order, :order][::-1, ::-1]
+        target = covariance[:order, order][::-1]
+        ridge = 1e-9 * np.trace(moments) / order + 1e-12  # keeps silence solvable
         coefficients = np.linalg.solve(moments + ridge * np.eye(order), target)
-        predictions = _filtered(samples, coefficients)
-        recent = _recent_errors(samples - predictions)
-        # The likelihood weights errors by loudness; plain squares would fit only the loudest words.
-        importance = (recent[:, order:].ravel() + 1e-4) ** -2
 
-    recent, predictions = recent.ravel(), predictions.ravel()
-    thresholds = np.unique(np.quantile(recent, np.arange(1, _CONTEXTS) / _CONTEXTS))
-    contexts = np.searchsorted(thresholds, recent)
-    likelihoods = _likelihoods(predictions, tokens.ravel())
-    weights = np.full((len(thresholds) + 1, likelihoods.shape[1]), 1 / likelihoods.shape[1])
-    for context in range(len(weights)):
-        mine = likelihoods[contexts == context]
-        for _ in range(20 if len(mine) else 0):
-            shares = mine * weights[context]
-            weights[context] = (shares / shares.sum(axis=1, keepdims=True)).mean(axis=0)
-        weights[context] = 0.999 * weights[context] + 0.001 / weights.shape[1]
-    return LinearPredictor(coefficients, thresholds, weights)
+        # The likelihood weights errors by loudness; plain squares would fit only the loudest words.
+        recent = _recent_errors(samples - _filtered(samples, coefficients))
+        importance = (recent[:, order:].ravel() + 1e-4) ** -2
+    return coefficients
+
+
+def _mixture_weights(likelihoods: np.ndarray) -> np.ndarray:
+    """The weights [D] of a mixture of D distributions that fit best, given the likelihoods of N samples [N, D]."""
+    num_distributions = likelihoods.shape[1]
+    weights = np.full(num_distributions, 1 / num_distributions)
+    if len(likelihoods):
+        for _ in range(_STEPS):
+            shares = likelihoods * weights
+            weights = (shares / shares.sum(axis=1, keepdims=True)).mean(axis=0)
+    # No weight is 0, so that no held-out sample is impossible.
+    return 0.999 * weights + 0.001 / num_distributions
 
 
 def _recent_errors(errors: np.ndarray) -> np.ndarray:
@@ -105,18 +138,28 @@ def _recent_errors(errors: np.ndarray) -> np.ndarray:
 def _filtered(signals: np.ndarray, taps: np.ndarray) -> np.ndarray:
     """At each step of signals [..., N] the sum of the samples before it, weighted by `taps`, the newest first."""
     delayed = np.concatenate([[0.0], taps])
-    return np.apply_along_axis(lambda signal: np.convolve(signal, delayed)[: len(signal)], -1, signals)
+
+    def filtered(signal: np.ndarray) -> np.ndarray:
+        return np.convolve(signal, delayed)[: len(signal)]
+
+    return np.apply_along_axis(filtered, -1, signals)
 
 
 def _likelihoods(predictions: np.ndarray, tokens: np.ndarray) -> np.ndarray:
     """Likelihoods of tokens [N] under Laplace distributions around predictions [N] and the uniform: [N, scales + 1]."""
+    # The bounds of each token's interval, around its prediction.
     bounds = np.concatenate([[-np.inf], audio.edges(), [np.inf]])
-    below, above = bounds[tokens] - predictions, bounds[tokens.astype(np.int64) + 1] - predictions
-    # Above the mean the distribution function is near 1 and differences vanish; mirrored, they do not.
-    mirrored = below > 0
-    below, above = np.where(mirrored, -above, below), np.where(mirrored, -below, above)
-    laplace = _laplace(above[:, None] / _SCALES) - _laplace(below[:, None] / _SCALES)
-    return np.concatenate([laplace, np.full((len(tokens), 1), 1 / audio.LEVELS)], axis=1)
+    level = tokens.astype(np.int64)
+    low = bounds[level] - predictions
+    high = bounds[level + 1] - predictions
+
+    # Far above the mean the distribution function is near 1 and its differences vanish. Mirrored, they do not.
+    is_above = low > 0
+    begin = np.where(is_above, -high, low)
+    end = np.where(is_above, -low, high)
+    laplace = _laplace(end[:, None] / _SCALES) - _laplace(begin[:, None] / _SCALES)
+    uniform = np.full((len(tokens), 1), 1 / audio.LEVELS)
+    return np.concatenate([laplace, uniform], axis=1)
 
 
 def _laplace(deviations: np.ndarray) -> np.ndarray:

@@ -60,10 +60,12 @@ def _cores(
 ) -> dict[str, Any]:
     """Transformer-XL has the compressed slots as memory, and a larger MLP instead of the compression."""
     slots = transformer["segment_size"]
-    smaller, larger = (matched_cores({**transformer, "mlp_size": size}, slots, slots) for size in mlp_sizes)
+    smaller, larger = mlp_sizes
+    with_smaller = matched_cores({**transformer, "mlp_size": smaller}, slots, slots)
+    with_larger = matched_cores({**transformer, "mlp_size": larger}, slots, slots)
     return {
-        "compressive": smaller["compressive"],
-        "transformer-xl": larger["transformer-xl"],
+        "compressive": with_smaller["compressive"],
+        "transformer-xl": with_larger["transformer-xl"],
         "lstm": lstm,
         "wavenet": wavenet,
     }
