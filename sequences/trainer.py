@@ -51,9 +51,12 @@ def open_data(
         require_schema(record, {"digest": str}, str(path))
     data = MODALITIES[config.kind].prepare(config, show)
     if run and data.digest != record["digest"]:
+        advice = "give their path"
+        if getattr(config, "corpus", "") == "python":
+            advice += ", or use the same version of Python"
         raise UserError(
             f"corpus: expected the data that {run} was trained on (SHA-256 {record['digest'][:12]}), got others "
-            f"({data.digest[:12]}); give their path, and use the same Python for --corpus python"
+            f"({data.digest[:12]}); {advice}"
         )
     return data
 
@@ -99,11 +102,14 @@ class SequenceTrainer(Training):
         several = config.learners > 1
         learning = config.learner
         if several:
+            # The learners in other processes have the devices; the one here has the weights to start with.
             learning = dataclasses.replace(learning, device="cpu")
         torch.manual_seed(config.seed)
-        super().__init__(config, run, ModalityLearner(data, data.make_model(), learning), on_ray=several)
+        learner = ModalityLearner(data, data.make_model(), learning)
+        super().__init__(config, run, learner, on_ray=several)
         self.data = data
-        # The loss that is shown is a mean over the last updates, weighted by their age.
+        # The loss that is shown is a mean over the last updates, weighted by their age: `loss` is the sum of these
+        # weighted losses, `weight` that of the weights.
         self.loss = 0.0
         self.weight = 0.0
         self.valid: dict[str, float] = {}
@@ -130,12 +136,18 @@ class SequenceTrainer(Training):
         self.clock.mark(self.clocked)
         self.loss = 0.95 * self.loss + 0.05 * metrics["loss/nll"]
         self.weight = 0.95 * self.weight + 0.05
-        every = self.config.evaluate_every
-        if every and (self.done or self.step // every > before // every):
+        if self._is_evaluation_due(before):
             with self.clock.paused():
                 self.valid = self.updater.call(ModalityLearner.validate)
             metrics |= self.valid
         return metrics
+
+    def _is_evaluation_due(self, before: int) -> bool:
+        """Whether an update that began at step `before` has passed a multiple of `evaluate_every`, or is the last."""
+        every = self.config.evaluate_every
+        if every is None:
+            return False
+        return self.done or self.step // every > before // every
 
     def progress(self) -> Progress:
         learning = self.config.learner
@@ -145,7 +157,8 @@ class SequenceTrainer(Training):
         return Progress(self.step, learning.steps, "steps", tuple(texts))
 
     def log(self, metrics: dict[str, float]) -> None:
-        if self.learner.updates % self.config.log_every == 0 or self.done or "valid/nll" in metrics:
+        is_due = self.learner.updates % self.config.log_every == 0
+        if is_due or self.done or "valid/nll" in metrics:
             speed = {"speed/tokens_per_second": self.clock.rate, "learner/tokens": self.learner.tokens}
             self.writer.write(self.step, metrics | speed)
 
@@ -188,7 +201,8 @@ def train_model(
         UserError: if the folder, the configuration or a checkpoint cannot be used.
         Exception: see `Training.advising`.
     """
-    new = not run.has_checkpoints if new is None else new
+    if new is None:
+        new = not run.has_checkpoints
     with run.claim(new, patience=patience):
         with user_errors():
             data = data or open_data(config, None if new else run)
@@ -209,13 +223,15 @@ def train_model(
 
 def _evaluate(trainer: SequenceTrainer, count: Counting) -> Json:
     """Measures the test split."""
-    data, step = trainer.data, trainer.step
-    device = trainer.config.learner.device if trainer.config.learners == 1 else "auto"  # the learners' may be elsewhere
+    device = trainer.config.learner.device
+    if trainer.config.learners > 1:
+        device = "auto"  # those of the learners may be on other machines
     model = trainer.learner.model.to(resolve_device(device))
-    found: Json = {"step": step}
-    for part in data.evaluate(model, count=count):
+
+    found: Json = {"step": trainer.step}
+    for part in trainer.data.evaluate(model, count=count):
         found |= part
-    found |= data.finish(model, trainer.run.path, step, count)
+    found |= trainer.data.finish(model, trainer.run.path, trainer.step, count)
     return found
 
 

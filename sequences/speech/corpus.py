@@ -58,8 +58,10 @@ class CorpusConfig(Checked):
     def __post_init__(self) -> None:
         super().__post_init__()
         parts = PurePosixPath(self.include).parts
-        inside = parts and not self.include.startswith("/") and ".." not in parts
-        if not inside or any(part != "**" and "**" in part for part in parts):
+        is_inside = bool(parts) and not self.include.startswith("/") and ".." not in parts
+        # `**` stands for any folders. Beside other letters it is an error to `glob`.
+        is_misused = any("**" in part and part != "**" for part in parts)
+        if not is_inside or is_misused:
             expected = "a pattern of names below the folder, such as *_mic1.flac"
             raise ValueError(f"include: expected {expected}, got {self.include!r}")
         try:
@@ -75,6 +77,11 @@ class Split(NamedTuple):
     tokens: np.ndarray
     files: list[str]
     starts: np.ndarray
+
+    @property
+    def lengths(self) -> np.ndarray:
+        """Samples of each file, [files]."""
+        return np.diff(self.starts, append=len(self.tokens))
 
 
 class Corpus(NamedTuple):
@@ -106,7 +113,12 @@ def prepare(config: CorpusConfig, cache: Path, show: Callable[[int, int], None] 
         ValueError, FileNotFoundError: if there are too few files, or (`audio.AudioError`) one cannot be used.
         ImportError: if the files need the extra `speech`.
     """
-    sources, rate, identity = _synthetic(config) if config.path == SYNTHETIC else _files(config)
+    if config.path == SYNTHETIC:
+        name = "synthetic voices"
+        sources, rate, identity = _synthetic(config)
+    else:
+        name = Path(config.path).name
+        sources, rate, identity = _files(config)
     identity |= {"format": _FORMAT, "config": asdict(config)}
     key = hashlib.sha256(json.dumps(identity, sort_keys=True, allow_nan=False).encode()).hexdigest()[:16]
     target = cache / f"{Path(config.path).name}-{rate}-{key}"
@@ -121,7 +133,6 @@ def prepare(config: CorpusConfig, cache: Path, show: Callable[[int, int], None] 
         parts = {}
         for split, part in _divide(sources, config).items():
             parts[split] = {source.name: functools.partial(read, source) for source in part}
-        name = "synthetic voices" if config.path == SYNTHETIC else Path(config.path).name
         described = {"name": name, "sample_rate": rate}
         write_corpus(folder, described, parts, audio.LEVELS, config.skip_unreadable, show)
 
@@ -177,19 +188,20 @@ def _files(config: CorpusConfig) -> tuple[list[_Source], int, dict[str, Any]]:
         except audio.AudioError as error:
             leave_out(error, config.skip_unreadable)
             continue
-        speaker = re.search(config.speaker_pattern, PurePosixPath(name).stem)
+        found = re.search(config.speaker_pattern, PurePosixPath(name).stem)
+        speaker = found[0] if found else ""
         if config.split_by == "speaker" and not speaker:
             raise ValueError(f"speaker_pattern: {config.speaker_pattern!r} matches nothing in {path.name}")
-        rates.setdefault(rate, name)
-        who = speaker[0] if speaker else ""
-        sources.append(_Source(name, who, samples / rate, functools.partial(audio.read, path)))
+        rates.setdefault(rate, name)  # of each rate one file is named in the error below
+        sources.append(_Source(name, speaker, samples / rate, functools.partial(audio.read, path)))
     if not sources:
         raise ValueError(f"corpus: expected WAV or FLAC files named {config.include} in {config.path}, got none")
     if config.sample_rate is None and len(rates) > 1:
-        found = ", ".join(f"{rate} in {name}" for rate, name in rates.items())
-        raise ValueError(f"sample_rate: expected a number, for rates differ: {found}")
+        listing = ", ".join(f"{rate} in {name}" for rate, name in rates.items())
+        raise ValueError(f"sample_rate: expected a number, for rates differ: {listing}")
+    rate = config.sample_rate or next(iter(rates))
     used = {source.name: files[source.name] for source in sources}
-    return sources, config.sample_rate or next(iter(rates)), identity_of(config.path, used)
+    return sources, rate, identity_of(config.path, used)
 
 
 def open_built(folder: Path) -> Corpus:
@@ -212,10 +224,11 @@ def thin(split: Split, samples: int, pieces: int) -> Split:
     starts = []
     for number, begin in enumerate(begins):
         # The files in the piece, the first and the last of which may be cut; places are those in the part.
-        first, end = np.searchsorted(split.starts, [begin, begin + size - 1], "right")
-        held = slice(first - 1, end)
+        starts_up_to_first, starts_up_to_last = np.searchsorted(split.starts, [begin, begin + size - 1], "right")
+        held = slice(starts_up_to_first - 1, starts_up_to_last)
         files += split.files[held]
-        starts.append(np.maximum(split.starts[held] - begin, 0) + number * size)
+        places_in_piece = np.maximum(split.starts[held] - begin, 0)
+        starts.append(number * size + places_in_piece)
     tokens = np.concatenate([split.tokens[begin : begin + size] for begin in begins])
     return Split(tokens, files, np.concatenate(starts))
 
@@ -225,12 +238,12 @@ def excerpt(split: Split, samples: int, number: int = 0) -> np.ndarray:
 
     Raises a ValueError, which names the longest, if no file is that long.
     """
-    ends = np.append(split.starts[1:], len(split.tokens))
-    lengths = ends - split.starts
+    lengths = split.lengths
     long_enough = np.flatnonzero(lengths >= samples)
     if not len(long_enough):
-        raise ValueError(f"seconds: expected at most {lengths.max()} samples, the longest file, got {samples}")
+        raise ValueError(f"samples: expected at most {lengths.max()}, those of the longest file, got {samples}")
     index = int(long_enough[number % len(long_enough)])
+    # A quarter of the samples that are left over are before the excerpt.
     spare = int(lengths[index]) - samples
-    begin = int(split.starts[index]) + min(spare, math.ceil(spare * 0.25))
+    begin = int(split.starts[index]) + math.ceil(spare / 4)
     return np.asarray(split.tokens[begin : begin + samples])

@@ -68,7 +68,8 @@ class Speech(Modality):
         measured = self.measure(model, self.splits["validation"], count, "measuring validation")
         found: dict[str, Any] = {"validation": measured["nats"]}
         found["parameters"] = sum(parameter.numel() for parameter in model.parameters())
-        if seconds := self.config.sample_seconds:
+        seconds = self.config.sample_seconds
+        if seconds:
             options = SpeechSampling(seconds=seconds, prompt_seconds=seconds, clips=1)
             try:
                 found["drawn"] = str(self.draw(model, options, run / "samples", run, step, count))
@@ -79,12 +80,17 @@ class Speech(Modality):
     def tables(self, part: dict[str, Any]) -> Iterator[Table]:
         """See `Modality`; of the files, the five with the smallest and the five with the largest loss."""
         files = sorted(part["files"].items(), key=lambda item: item[1])
-        return super().tables(part | {"files": dict(files[:5] + files[5:][-5:])})
+        shown = files
+        if len(files) > 10:
+            shown = files[:5] + files[-5:]
+        return super().tables(part | {"files": dict(shown)})
 
     def held_out(self, split: str, samples: int | None = None) -> Split:
         """A split or, spread over it, at most so many of its samples."""
         part = self.splits[split]
-        return part if samples is None else corpus.thin(part, samples, self._rows(samples))
+        if samples is None:
+            return part
+        return corpus.thin(part, samples, self._rows(samples))
 
     def _rows(self, samples: int) -> int:
         """Parts in which so many samples are read side by side: the rows of a batch, or fewer where they are short."""
@@ -100,10 +106,11 @@ class Speech(Modality):
         learner = self.config.learner
         rows = self._rows(len(part.tokens))
 
-        # The second pass reads the file's number where the first reads a sample.
-        names, number_of_file = np.unique(part.files, return_inverse=True)
-        lengths = np.diff(part.starts, append=len(part.tokens))
-        numbers = np.repeat(number_of_file.astype(np.min_scalar_type(len(names))), lengths)
+        # A second pass beside that of the samples reads the number of each sample's file. A thinned part may have
+        # several pieces of a file, which have one number.
+        names, number_of_piece = np.unique(part.files, return_inverse=True)
+        smallest = np.min_scalar_type(len(names))
+        numbers = np.repeat(number_of_piece.astype(smallest), part.lengths)
         files = one_pass(numbers, rows, learner.sequence_length, self._starts(part))
 
         def file_of(batch: Batch) -> np.ndarray:
@@ -139,16 +146,22 @@ class Speech(Modality):
         part = self.splits[options.split]
         prompt = max(1, round(options.prompt_seconds * rate))
         length = max(1, round(options.seconds * rate))
+        longest = int(part.lengths.max())
+        if prompt + length > longest:
+            expected = f"at most {longest / rate:.3g} together with prompt_seconds"
+            why = f"as long as the longest file of the {options.split} split"
+            wanted = f"{options.prompt_seconds:g} + {options.seconds:g}"
+            raise ValueError(f"seconds: expected {expected}, {why}, got {wanted}")
         real = np.stack([corpus.excerpt(part, prompt + length, number) for number in range(options.clips)])
-        given = real[:, :prompt]
+        prompts = real[:, :prompt]
 
         drawn: list[np.ndarray] = []
         with count("drawing", length, "samples") as show:
-            prompts = torch.from_numpy(given.astype(np.int64))
-            for tokens in sample(model, prompts, length, options.temperature, seed=options.seed):
+            given = torch.from_numpy(prompts.astype(np.int64))
+            for tokens in sample(model, given, length, options.temperature, seed=options.seed):
                 drawn.append(tokens.numpy().astype(np.uint8))
                 show(len(drawn))
-        made = np.concatenate([given, np.stack(drawn, axis=1)], axis=1)
+        made = np.concatenate([prompts, np.stack(drawn, axis=1)], axis=1)
 
         clips: dict[str, np.ndarray] = {}
         for number in range(options.clips):

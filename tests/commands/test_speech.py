@@ -97,7 +97,8 @@ def test_part_of_a_split_and_a_corpus_that_has_moved(
 def test_files_too_short_for_samples_do_not_fail_the_run(voices: Path, tmp_path: Path, cli: Commands) -> None:
     run = tmp_path / "run"
     said = cli.run(*TRAIN, "--run", run, "--core", "lstm", "--corpus.path", voices, "--sample-seconds=5")
-    assert "none: seconds: expected at most 1000 samples, the longest" in " ".join(said.split())
+    expected = f"seconds: expected at most {1000 / RATE:.3g} together with prompt_seconds, as long as the longest file"
+    assert f"none: {expected} of the validation split, got 5 + 5" in " ".join(said.split())
     assert "none: seconds" in json.loads((run / "evaluation.json").read_text())["drawn"]
 
 
@@ -121,5 +122,7 @@ def test_bad_input_is_refused_in_one_line(
     ):
         cli.refuse("speech", *arguments, words=words)
     assert not (tmp_path / "new").exists()
+    refused = cli.refuse("speech", "train", "--resume", run, "--corpus.path", other, words="give their path")
+    assert "Python" not in refused  # only text has a corpus that depends on it
     (run / "corpus.json").write_text(json.dumps(json.loads((run / "corpus.json").read_text()) | {"digest": None}))
     cli.refuse("speech", "train", "--resume", run, words="corpus.json: digest: expected a text, got None")
