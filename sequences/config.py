@@ -86,17 +86,19 @@ class SequenceLearnerConfig(Checked):
 
     def learning_rate_at(self, step: int) -> float:
         """Linear warm-up, then a cosine decay, then constant."""
-        least, most = self.least_learning_rate, self.learning_rate
+        least = self.least_learning_rate
+        span = self.learning_rate - least
         if step < self.warmup_steps:
-            return least + (most - least) * step / self.warmup_steps
+            return least + span * step / self.warmup_steps
         progress = min(1.0, (step - self.warmup_steps) / max(1, self.decay_steps))
-        return least + (most - least) * (1 + math.cos(math.pi * progress)) / 2
+        return least + span * (1 + math.cos(math.pi * progress)) / 2
 
     def steps_of_update(self, step: int) -> int:
         """Number of steps of the update that begins at a step; the last update may have fewer."""
-        late = self.late_start is not None and step >= self.late_start
-        steps = self.late_accumulation_steps if late else self.accumulation_steps
-        return min(steps, max(1, self.steps - step))
+        is_late = self.late_start is not None and step >= self.late_start
+        steps = self.late_accumulation_steps if is_late else self.accumulation_steps
+        left = max(1, self.steps - step)
+        return min(steps, left)
 
 
 @dataclass(frozen=True)
@@ -110,8 +112,12 @@ class SequenceConfig(Checked):
     cores: ClassVar[Mapping[str, type[Checked]]] = {}
     core_field: ClassVar[str] = "model"
     fixed: ClassVar[tuple[str, ...]] = (
-        *("preset", "seed", "reset_at_starts", "model"),
-        *("learner.batch_size", "learner.sequence_length"),
+        "preset",
+        "seed",
+        "reset_at_starts",
+        "model",
+        "learner.batch_size",
+        "learner.sequence_length",
     )
 
     preset: str = "cpu"
@@ -189,7 +195,8 @@ def short_training(
 def with_corpus_at(config: Config, path: str | None, absolute: Callable[[str], str], generated: str) -> Config:
     """A configuration with its `corpus` at another path, or at its own, made absolute unless it is `generated`."""
     corpus = config.corpus  # type: ignore[attr-defined]
-    path = corpus.path if path is None else path
+    if path is None:
+        path = corpus.path
     if path != generated:
         path = absolute(path)
     corpus = dataclasses.replace(corpus, path=path)

@@ -113,7 +113,10 @@ class SequenceLearner:
     def _accumulate(self, batch: Batch, state: State, count: Tensor, steps: int, sums: dict[str, Tensor]) -> State:
         """Adds a step's share of the update to the gradients, and its losses to `sums`; returns the next state."""
         parts = self._split(batch, state)
-        terms = self._count_terms(parts) if len(parts) > 1 else {}
+        terms: dict[str, Tensor] = {}
+        if len(parts) > 1:
+            terms = self._count_terms(parts)
+
         states = []
         for part, before in parts:
             output = self._forward(part, before)
@@ -122,17 +125,21 @@ class SequenceLearner:
             # sums are divided by the numbers of terms of all parts.
             assert output.nll is not None
             losses = {"loss/nll": output.nll.sum() / count.clamp(min=1) / steps}
-            own = {}
+            of_core = {}
             for name, mean in output.losses.items():
-                own[name] = mean._replace(count=terms.get(name, mean.count))
-            for name, loss in reduce_losses(own, self.comm.sum).items():
+                of_core[name] = mean._replace(count=terms.get(name, mean.count))
+            for name, loss in reduce_losses(of_core, self.comm.sum).items():
                 losses[f"loss/{name}"] = loss / steps
-            torch.stack(list(losses.values())).sum().backward()
+            total = torch.stack(list(losses.values())).sum()
+            total.backward()
 
             for name, loss in losses.items():
                 _add(sums, name, loss.detach())
             states.append(detach_state(output.state))
-        return states[0] if len(parts) == 1 else concatenate_states(states)
+
+        if len(parts) == 1:
+            return states[0]  # a copy would take time
+        return concatenate_states(states)
 
     def _split(self, batch: Batch, state: State) -> list[tuple[Batch, State]]:
         """The rows of a batch in `microbatches` equal parts, each with its state."""
@@ -219,7 +226,9 @@ class SequenceLearner:
 
 def _add(sums: dict[str, Tensor], name: str, value: Tensor) -> None:
     """Adds to the sum of a name; the first value begins it."""
-    sums[name] = sums[name] + value if name in sums else value
+    if name in sums:
+        value = sums[name] + value
+    sums[name] = value
 
 
 def predict(
@@ -249,7 +258,9 @@ def predict(
                     if cached:
                         state = model.with_cache(state)
                 output = model(tokens, reset, state, targets, return_attention)
-            state = detach_state(output.state) if gradients else output.state
+            state = output.state
+            if gradients:
+                state = detach_state(state)
             yield batch, output
     finally:
         model.train(was_training)

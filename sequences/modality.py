@@ -97,11 +97,19 @@ class Modality(ABC):
 
     def tables(self, part: dict[str, Any]) -> Iterator[Table]:
         """A part of an evaluation as tables: one of its plain values, and one of each collection, by their names."""
-        plain = {name.replace("_", " "): value for name, value in part.items() if not isinstance(value, list | dict)}
-        for name, found in {"measure": plain, **part}.items():
+        plain: dict[str, Any] = {}
+        collections: dict[str, Any] = {"measure": plain}
+        for name, found in part.items():
+            if isinstance(found, list | dict):
+                collections[name] = found
+            else:
+                plain[name.replace("_", " ")] = found
+
+        for name, found in collections.items():
             rows = _rows(name, found)
             if not rows:
                 continue
+            # The head says of what the table is, if the first column does not.
             columns = [column.replace("_", " ") for column in rows[0]]
             if columns[0] != name:
                 columns[0] = f"{name}: {columns[0]}"
@@ -137,7 +145,8 @@ class Modality(ABC):
 
         A batch has as many `steps` as in training, if none are given.
         """
-        steps = steps or self.config.learner.sequence_length
+        if steps is None:
+            steps = self.config.learner.sequence_length
         done = 0
         with count(activity, len(part.tokens) - 1, "tokens") as show:
             for batch in one_pass(part.tokens, rows, steps, self._starts(part)):
@@ -147,7 +156,9 @@ class Modality(ABC):
 
     def _starts(self, part: Any) -> Any:
         """Where the memory is reset in a part of the data, or None."""
-        return part.starts if self.config.reset_at_starts else None
+        if self.config.reset_at_starts:
+            return part.starts
+        return None
 
 
 def resized(model: SequenceModel, options: MemorySizes) -> tuple[SequenceModel, dict[str, int]]:
@@ -162,16 +173,18 @@ def resized(model: SequenceModel, options: MemorySizes) -> tuple[SequenceModel, 
     return model, sizes
 
 
-def _rows(name: str, found: Any) -> list[dict[str, Any]]:
-    """The rows of a collection: a list of rows, or an object of rows, of columns or of values."""
+def _rows(name: str, found: list[dict[str, Any]] | dict[str, Any]) -> list[dict[str, Any]]:
+    """The rows of a collection, each by column: a list of rows, or an object of rows, of columns or of values."""
     if isinstance(found, list):
         return found
-    if not isinstance(found, dict) or not found:
+    if not found:
         return []
     first = next(iter(found.values()))
     if isinstance(first, list):
-        # Columns: each row has one entry of each.
-        return [dict(zip(found, row)) for row in zip(*found.values())]
+        rows = []
+        for place in range(len(first)):
+            rows.append({column: values[place] for column, values in found.items()})
+        return rows
     if isinstance(first, dict):
         return [{name: key, **row} for key, row in found.items()]
     return [{name: key, "value": value} for key, value in found.items()]

@@ -93,7 +93,8 @@ class AdaptiveSoftmax(nn.Module):
 
     def _head(self, features: Tensor, table: TokenTable) -> Tensor:
         """Log-probabilities of the most frequent tokens, then of the other clusters."""
-        logits = table.scores(features, 0) + self.bias[: table.bounds[0][1]]
+        _, end = table.bounds[0]
+        logits = table.scores(features, 0) + self.bias[:end]
         if self.clusters is not None:
             logits = torch.cat([logits, self.clusters(features)], dim=-1)
         return _log_softmax(logits)
@@ -101,30 +102,33 @@ class AdaptiveSoftmax(nn.Module):
     def _tail(self, features: Tensor, table: TokenTable, cluster: int) -> Tensor:
         """Log-probabilities of the tokens of a cluster, given the cluster."""
         begin, end = table.bounds[cluster]
-        return _log_softmax(table.scores(features, cluster) + self.bias[begin:end])
+        logits = table.scores(features, cluster) + self.bias[begin:end]
+        return _log_softmax(logits)
 
     def log_probs(self, features: Tensor, table: TokenTable) -> Tensor:
         """Log-probabilities [..., V] of every token."""
-        first = table.bounds[0][1]
+        num_frequent = table.bounds[0][1]  # tokens of the first cluster
         head = self._head(features, table)
-        parts = [head[..., :first]]
+        parts = [head[..., :num_frequent]]
         for cluster in range(1, len(table.bounds)):
-            of_cluster = head[..., first + cluster - 1, None]
+            of_cluster = head[..., num_frequent + cluster - 1, None]
             parts.append(of_cluster + self._tail(features, table, cluster))
         return torch.cat(parts, dim=-1)
 
     def nll(self, features: Tensor, targets: Tensor, table: TokenTable) -> Tensor:
         """Negative log-likelihoods [N] of targets [N], given features [N, D]; tails are computed where needed."""
-        first = table.bounds[0][1]
+        num_frequent = table.bounds[0][1]
         head = self._head(features, table)
-        chosen = head.gather(1, targets.clamp(max=first - 1)[:, None]).squeeze(1)
+        # For rarer targets this is another token's, which the loop replaces.
+        frequent = targets.clamp(max=num_frequent - 1)
+        chosen = head.gather(1, frequent[:, None]).squeeze(1)
         for cluster, (begin, end) in enumerate(table.bounds[1:], start=1):
             # Empty clusters are not skipped: learners that share a batch must have the same gradients.
             index = ((targets >= begin) & (targets < end)).nonzero().squeeze(1)
             tail = self._tail(features[index], table, cluster)
             token = (targets[index] - begin)[:, None]
             inside = tail.gather(1, token).squeeze(1)
-            of_cluster = head[index, first + cluster - 1]
+            of_cluster = head[index, num_frequent + cluster - 1]
             chosen = chosen.index_copy(0, index, of_cluster + inside)
         return -chosen
 
@@ -232,4 +236,5 @@ def smooth_vectors(levels: int, size: int) -> Tensor:
 
 def _log_softmax(logits: Tensor) -> Tensor:
     """In float32 at least, also under autocast."""
-    return logits.to(torch.promote_types(logits.dtype, torch.float32)).log_softmax(dim=-1)
+    dtype = torch.promote_types(logits.dtype, torch.float32)
+    return logits.to(dtype).log_softmax(dim=-1)
