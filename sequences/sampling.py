@@ -47,17 +47,20 @@ def sample(
     prompts = prompts.to(next(model.parameters()).device)
 
     # Memory reads all of the prompts but the last token.
-    before_last = prompts[:, :-1]
-    chunks = before_last.split(chunk, dim=1) if before_last.shape[1] else ()
-    for tokens in chunks:
+    num_read = prompts.shape[1] - 1
+    for begin in range(0, num_read, chunk):
+        tokens = prompts[:, begin : min(begin + chunk, num_read)]
+        no_reset = torch.zeros_like(tokens, dtype=torch.bool)
         # With targets (any) the model does not compute a large vocabulary's probabilities for each token.
-        state = model(tokens, torch.zeros_like(tokens, dtype=torch.bool), state, targets=tokens).state
+        state = model(tokens, no_reset, state, targets=tokens).state
 
     tokens = prompts[:, -1:]
+    no_reset = torch.zeros_like(tokens, dtype=torch.bool)
     for _ in range(length):
-        output = model(tokens, torch.zeros_like(tokens, dtype=torch.bool), state)
+        output = model(tokens, no_reset, state)
         state = output.state
-        drawn = _draw(output.log_probs[:, 0].cpu().double(), temperature, top_p, generator)
+        log_probs = output.log_probs[:, 0].cpu().double()
+        drawn = _draw(log_probs, temperature, top_p, generator)
         tokens = drawn[:, None].to(tokens.device)
         yield drawn
 

@@ -94,16 +94,19 @@ def one_pass(tokens: np.ndarray, rows: int, steps: int, starts: np.ndarray | Non
 
     # Spans are not divided among rows: a document is one, or else a row's whole part.
     bounds = np.arange(rows + 1) * last // rows
-    cuts = bounds if starts is None else np.append(starts[starts < last], last)
+    cuts = bounds
+    if starts is not None:
+        cuts = np.append(starts[starts < last], last)
     spans = [(int(begin), int(end)) for begin, end in pairwise(cuts) if end > begin]
 
     # The pieces of each row, of at most `steps` tokens. A row has the spans that begin in its part of the tokens.
     rows_of_pieces = []
     for row_begin, row_end in pairwise(bounds):
         pieces = []
-        for begin, end in spans:
-            if row_begin <= begin < row_end:
-                pieces += [(piece, min(piece + steps, end)) for piece in range(begin, end, steps)]
+        for span_begin, span_end in spans:
+            if row_begin <= span_begin < row_end:
+                for begin in range(span_begin, span_end, steps):
+                    pieces.append((begin, min(begin + steps, span_end)))
         if pieces:
             rows_of_pieces.append(pieces)
 
@@ -113,7 +116,7 @@ def one_pass(tokens: np.ndarray, rows: int, steps: int, starts: np.ndarray | Non
         ends = np.array([end for _, end in batch])[:, None]
         positions = begins + np.arange(steps)
         inside = positions < ends
-        positions = np.where(inside, positions, 0)
+        positions = np.where(inside, positions, 0)  # after a row's end any token is read, without loss
         targets = _read(tokens, positions + 1).masked_fill(torch.from_numpy(~inside), IGNORE)
         yield Batch(_read(tokens, positions), targets, _resets(positions, starts))
 
@@ -127,6 +130,7 @@ def _resets(positions: np.ndarray, starts: np.ndarray | None) -> Tensor:
     """True at positions where a document starts."""
     if starts is None or not len(starts):
         return torch.zeros(positions.shape, dtype=torch.bool)
+    # The first start that is not before a position, or the last of all.
     index = np.searchsorted(starts, positions).clip(max=len(starts) - 1)
     return torch.from_numpy(starts[index] == positions)
 

@@ -72,7 +72,13 @@ class CorpusConfig(Checked):
 
 
 class Split(NamedTuple):
-    """tokens: [N] uint8, memory-mapped. files: names in order. starts: [files] where each of them starts."""
+    """A part of a corpus.
+
+    Attributes:
+        tokens: [N] uint8, memory-mapped.
+        files: names in order.
+        starts: [files] where each of them starts.
+    """
 
     tokens: np.ndarray
     files: list[str]
@@ -85,7 +91,14 @@ class Split(NamedTuple):
 
 
 class Corpus(NamedTuple):
-    """name: for people. sample_rate: in Hz. splits: by name, see `SPLITS`. digest: SHA-256 of all tokens."""
+    """A corpus that was built.
+
+    Attributes:
+        name: for people.
+        sample_rate: in Hz.
+        splits: by name, see `SPLITS`.
+        digest: SHA-256 of all tokens.
+    """
 
     name: str
     sample_rate: int

@@ -26,9 +26,12 @@ _FORMATS = {"bytes": 1, "words": 2, "subwords": 2}
 class Split(NamedTuple):
     """A split of a corpus.
 
-    tokens: [N] memory-mapped; a separator stands before every document. starts: positions of the separators.
-    bytes, words: of the text itself; words are separated by white space. prescribed: whether `words` is the number
-    that the data set prescribes instead (PG-19).
+    Attributes:
+        tokens: [N] memory-mapped; a separator stands before every document.
+        starts: positions of the separators.
+        bytes: of the text itself.
+        words: of the text itself, separated by white space; or the number that the data set prescribes (PG-19).
+        prescribed: whether `words` is such a number.
     """
 
     tokens: np.ndarray
