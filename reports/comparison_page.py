@@ -1,5 +1,6 @@
 """The report of a comparison: `report.html`, and beside it, in the folder `report`, tables as CSV and, if matplotlib is
-installed, figures for papers. Nothing is computed here but for the shape of tables."""
+installed, figures for papers. Nothing is computed here but for the shape of tables; the sentences of the page are those
+of `reports.conclusions`."""
 
 import csv
 import importlib.util
@@ -9,6 +10,7 @@ import math
 import re
 import shlex
 import urllib.parse
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,12 +18,22 @@ from typing import Any
 import numpy as np
 from rich.console import Console
 
-from actors.intervals import Sample
-from reports.comparison import CORRECT, Comparison, Estimate, FinishedRun, Scale, Variant, estimate
+from reports.comparison import CORRECT, Comparison, FinishedRun, Scale, Variant
+from reports.conclusions import (
+    agreement,
+    answer,
+    evidence,
+    next_best,
+    percent_interval,
+    run_score_text,
+    score_texts,
+    spread,
+    texts,
+    worse_than_best,
+)
 from reports.pages import points, rounded, write_page
 from reports.report import levels, lines_of, pages_about, pages_of, rules
-from reports.statistics import interquartile_mean, runs_to_confirm
-from reports.tables import enumerated, print_table, significant, with_interval
+from reports.tables import print_table, significant
 from storage.files import replacing
 from storage.run import Run
 from training.console import plural, quantity
@@ -29,15 +41,6 @@ from training.grid import IGNORED
 from training.plain import by_full_name, to_plain
 
 FOLDER = "report"
-INTERVAL, RANGE = "its 95 % bootstrap interval", "the range of the runs, which are too few for an interval"
-FEW = 4
-"""Most runs of one task whose range, as the interval of an interquartile mean, holds the truth in less than 90 %."""
-FEWEST = 5
-"""Runs of each variant below which a difference is weak evidence."""
-MOST_RUNS = 1000
-"""Numbers of runs above this are not proposed."""
-CLOSE = 5
-"""Points by which a share of correct choices may miss what reach predicts and still agree with it."""
 
 
 def write_reports(folder: Path, comparisons: Sequence[Comparison], missing: Mapping[str, str], command: str) -> Path:
@@ -173,9 +176,11 @@ def _csv_value(cell: Any) -> Any:
 
 def page_data(folder: Path, comparison: Comparison, missing: Mapping[str, str], command: str) -> dict[str, Any]:
     """What `pages/comparison.html` reads."""
-    kind, scale = comparison.kind, comparison.scale
+    kind = comparison.kind
+    scale = comparison.scale
     rates = {getattr(run.config.core_config, "compression_rate", 0) for run in comparison.runs}
     lines = _lines(comparison)
+    levels_of_agents = comparison.data if kind.unit == "frames" else ()
     return {
         "title": ", ".join(comparison.data),
         "about": _about(comparison),
@@ -184,7 +189,7 @@ def page_data(folder: Path, comparison: Comparison, missing: Mapping[str, str], 
         "reach": reach_table(comparison),
         "second": next_best(comparison),
         "best": comparison.best.name,
-        "rules": rules(comparison.data if kind.unit == "frames" else ()),
+        "rules": rules(levels_of_agents),
         "rates": [str(rate) for rate in sorted(rates - {0})],
         "missing": dict(missing),
         "cautions": comparison.cautions,
@@ -311,56 +316,73 @@ def filters(comparison: Comparison) -> dict[str, list[str]]:
     Fields of a core count if variants of the same core differ in them; see `training.grid.label`.
     """
     # By variant, the fields of each of its runs.
-    fields = [[by_full_name(to_plain(run.config)) for run in variant.runs] for variant in comparison.variants]
+    fields: list[list[dict[str, Any]]] = []
+    names: dict[str, None] = {}
+    for variant in comparison.variants:
+        fields_of_runs = [by_full_name(to_plain(run.config)) for run in variant.runs]
+        fields.append(fields_of_runs)
+        for fields_of_run in fields_of_runs:
+            names |= dict.fromkeys(fields_of_run)
     core = comparison.runs[0].config.core_field
-    cores = [runs[0][f"{core}.name"] for runs in fields]
-    names = dict.fromkeys(name for runs in fields for run in runs for name in run if name not in IGNORED)
+    cores = [fields_of_runs[0][f"{core}.name"] for fields_of_runs in fields]
 
     found: dict[str, list[str]] = {}
     for name in names:
+        if name in IGNORED:
+            continue
         values = []
-        for runs in fields:
-            of_variant = {str(run.get(name, "-")) for run in runs}
+        for fields_of_runs in fields:
+            of_variant = {str(fields_of_run.get(name, "-")) for fields_of_run in fields_of_runs}
             if len(of_variant) == 1:
                 values.append(of_variant.pop())
-        is_of_variants = len(values) == len(fields)
-        if not is_of_variants:
+        is_same_within_variants = len(values) == len(fields)
+        if not is_same_within_variants:
             continue
 
         # Variants are compared with those of the same core, or with all.
-        rivals = [""] * len(cores)
-        if name.startswith(f"{core}.") and name != f"{core}.name":
-            rivals = cores
-        # Among equal rivals there is more than one value.
-        differs = len(set(zip(rivals, values))) > len(set(rivals))
-        if differs:
+        is_of_core = name.startswith(f"{core}.") and name != f"{core}.name"
+        compared: dict[str, set[str]] = defaultdict(set)
+        for core_name, value in zip(cores, values):
+            compared[core_name if is_of_core else ""].add(value)
+        if any(len(different) > 1 for different in compared.values()):
             found[name] = values
     return found
 
 
 def extremes(comparison: Comparison, folder: Path) -> list[dict[str, Any]]:
-    """The best and the worst run with the pages of their episodes."""
-    final, lower = comparison.scale.final, comparison.scale.lower
-    ordered = sorted(comparison.runs, key=lambda run: run.summary[final], reverse=not lower)
-    chosen = {"best": ordered[0], "worst": ordered[-1]} if len(ordered) > 1 else {}
-    return [
-        {
-            "rank": rank,
-            "text": f"{run.variant}, seed {run.config.seed}, {_score_of(comparison, run)}",
-            "pages": pages_of(Run(run.path), folder / "report.html"),
-            "command": f"compressive visualize {shlex.quote(str(run.path))}",
-        }
-        for rank, run in chosen.items()
-    ]
+    """The best and the worst run with the pages of their episodes; none of a single run."""
+    if len(comparison.runs) == 1:
+        return []
+    scale = comparison.scale
+    best_first = sorted(comparison.runs, key=lambda run: run.summary[scale.final], reverse=not scale.lower)
+    found = []
+    for rank, run in {"best": best_first[0], "worst": best_first[-1]}.items():
+        found.append(
+            {
+                "rank": rank,
+                "text": f"{run.variant}, seed {run.config.seed}, {run_score_text(comparison, run)}",
+                "pages": pages_of(Run(run.path), folder / "report.html"),
+                "command": f"compressive visualize {shlex.quote(str(run.path))}",
+            }
+        )
+    return found
 
 
 def print_scores(console: Console, comparison: Comparison) -> None:
-    """Prints the final scores: the variants' table of the page up to the speed; of what, if other data are apart."""
+    """Prints the final scores: the columns of the page's table of variants up to the speed.
+
+    The title names the data if there are other ones, which are compared by themselves.
+    """
     found = variant_table(comparison)
-    count = found["head"].index(f"{comparison.kind.speed}/s") + 1
-    texts = [[cell_text(cell) for cell in row[:count]] for row in found["rows"]]
-    where = f", {', '.join(comparison.data)}" if comparison.apart else ""
-    print_table(console, found["head"][:count], texts, 1, comparison.scale.text + where)
+    num_columns = found["head"].index(f"{comparison.kind.speed}/s") + 1
+    head = found["head"][:num_columns]
+    rows = []
+    for row in found["rows"]:
+        rows.append([cell_text(cell) for cell in row[:num_columns]])
+    title = comparison.scale.text
+    if comparison.apart:
+        title += f", {', '.join(comparison.data)}"
+    print_table(console, head, rows, 1, title)
 
 
 def cell_text(cell: Any) -> str:
@@ -370,217 +392,55 @@ def cell_text(cell: Any) -> str:
     return f"{cell['text']}  {cell.get('small', '')}".rstrip()
 
 
-def answer(comparison: Comparison) -> str:
-    """Which variant is better, in one sentence; only differences that are confirmed."""
-    names, best = comparison.names, comparison.best.name
-    if len(names) == 1:
-        return f"There is only one variant, {best}: nothing is compared."
-
-    better = {}
-    for ours in names:
-        worse = [theirs for theirs in names if theirs != ours and comparison.confirmed(ours, theirs)]
-        if worse:
-            better[ours] = worse
-    if not better:
-        return "No difference is confirmed."
-
-    if best not in better:
-        found = [f"{ours} is better than {enumerated(worse)}" for ours, worse in better.items()]
-        return f"Which variant is best is not confirmed; it is confirmed that {enumerated(found)}."
-
-    sentence = f"{best} is better than {enumerated(better[best])}"
-    level = _not_confirmed(comparison)
-    if level:
-        sentence += f"; no difference from {enumerated(level)} is confirmed"
-    return f"{sentence}."
-
-
-def evidence(comparison: Comparison) -> str:
-    """The best score, and how much it proves or what would be needed to confirm a difference."""
-    best = comparison.best
-    value, ends = score_texts(comparison, best)
-    score = value
-    if ends and spread(comparison) == RANGE:
-        low, high = with_interval(*best.score)[1:]
-        score = f"{value} (its runs: {low} to {high})"
-    elif ends:
-        score = f"{value} {ends}"
-    if len(comparison.names) == 1:
-        return _sentences(f"Its interquartile mean is {score}.", _caution(comparison))
-
-    extreme = "lowest" if comparison.scale.lower else "highest"
-    lead = f"{best.name} has the {extreme} interquartile mean, {score}."
-    return _sentences(lead, _caution(comparison), needed(comparison))
-
-
-def needed(comparison: Comparison) -> str:
-    """What would confirm that the best variant is better than the next one that it is not confirmed to be better than;
-    empty if there is none, or that is not known."""
-    level = _not_confirmed(comparison)
-    if not level or comparison.fewest < 2 or len(comparison.data) > 1:
-        return ""
-    best = comparison.best.name
-    sign = -1 if comparison.scale.lower else 1
-    rivals = [variant for variant in comparison.variants if variant.name in level]
-    rival = max(rivals, key=lambda variant: sign * variant.score.value).name
-
-    chance = comparison.chance(best, rival)
-    improvement = comparison.improvements[best, rival].value
-    if chance is not None and improvement == 1:
-        return (
-            f"All runs of {best} are better than all of {rival}, but between variants that are alike, so few runs "
-            f"differ like that with a probability of {chance:.2g}: train at least {FEWEST} seeds of each."
-        )
-    runs = runs_to_confirm(improvement)
-    if improvement <= 0.5 or runs > MOST_RUNS:
-        return f"The runs of {best} and {rival} differ too little to say how many more would confirm a difference."
-    count = max(math.ceil(runs), comparison.fewest + 1, FEWEST)
-    return (
-        f"If a run of {best} is better than one of {rival} in {100 * improvement:.0f} % of cases, as here, about "
-        f"{count} runs of each are needed to confirm it."
-    )
-
-
-def _caution(comparison: Comparison) -> str:
-    """What so few runs cannot tell; empty if there are enough."""
-    where = " in an environment" if len(comparison.data) > 1 else ""
-    if comparison.fewest == 1:
-        alone = f"A single run of a variant{where} has no interval"
-        if len(comparison.names) == 1:
-            return f"{alone}."
-        return f"{alone}: train at least {FEWEST} seeds of each to confirm a difference."
-    if comparison.fewest < FEWEST and worse_than_best(comparison):
-        return f"With as few as {comparison.fewest} runs of a variant{where}, that is weak evidence."
-    return ""
-
-
-def _sentences(*sentences: str) -> str:
-    return " ".join(sentence for sentence in sentences if sentence)
-
-
-def _not_confirmed(comparison: Comparison) -> list[str]:
-    """The variants that the best one is not confirmed to be better than."""
-    better = worse_than_best(comparison)
-    return [name for name in comparison.names if name not in (comparison.best.name, *better)]
-
-
-def spread(comparison: Comparison) -> str:
-    """What the brackets of a variant's scores are; empty if there are none."""
-    if comparison.fewest < 2:
-        return ""
-    few = comparison.fewest <= FEW and len(comparison.data) == 1
-    return RANGE if few else INTERVAL
-
-
-def next_best(comparison: Comparison) -> dict[str, Any]:
-    """The second variant by score, and how much and how surely the best one is better; empty if that is unknown."""
-    best, sign = comparison.best, -1 if comparison.scale.lower else 1
-    others = [variant for variant in comparison.variants if variant is not best]
-    if not others or comparison.fewest < 2:
-        return {}
-    other = max(others, key=lambda each: sign * each.score.value)
-    improvement = comparison.improvements[best.name, other.name]
-    chance = comparison.chance(best.name, other.name)
-
-    # An interval without width would look like certainty.
-    text = f"{100 * improvement.value:.0f} %"
-    if chance is None:
-        text += f" {percent_interval(improvement)}"
-
-    def difference(ours: Sample, theirs: Sample) -> Any:
-        return sign * (interquartile_mean(ours) - interquartile_mean(theirs))
-
-    apart = estimate(difference, comparison.scores(best.name), comparison.scores(other.name))
-    return {
-        "name": other.name,
-        "p": text,
-        "confirmed": comparison.confirmed(best.name, other.name),
-        "runs": [len(best.runs), len(other.runs)],
-        "chance": "" if chance is None else f"{chance:.2g}",
-        "apart": " ".join(texts(apart)).rstrip(),
-    }
-
-
-def worse_than_best(comparison: Comparison) -> list[str]:
-    """The variants that the best one is confirmed to be better than."""
-    best = comparison.best.name
-    return [name for name in comparison.names if name != best and comparison.confirmed(best, name)]
-
-
-def texts(number: Estimate) -> tuple[str, str]:
-    """A number and the ends of its interval in brackets, which are empty if there is none."""
-    value, low, high = with_interval(*number)
-    return value, f"[{low}, {high}]" if low else ""
-
-
-def score_texts(comparison: Comparison, variant: Variant) -> tuple[str, str]:
-    """The score of a variant and its interval over runs.
-
-    A single run has none. The interval over the episodes of its evaluation then says which digits are known.
-    """
-    value, ends = texts(variant.score)
-    if len(variant.runs) == 1:
-        value, _, _ = with_interval(variant.score.value, *variant.runs[0].interval(comparison.scale))
-    return value, ends
-
-
-def _score_of(comparison: Comparison, run: FinishedRun) -> str:
-    """The final score of a run, with the digits that its episodes allow."""
-    value, _, _ = with_interval(run.summary[comparison.scale.final], *run.interval(comparison.scale))
-    return value
-
-
-def percent_interval(share: Estimate) -> str:
-    """The interval of a share, in percent; empty if there is none."""
-    if math.isnan(share.low):
-        return ""
-    return f"[{100 * share.low:.0f}, {100 * share.high:.0f}]"
-
-
 def reach_table(comparison: Comparison) -> dict[str, Any]:
     """The reach of memories, and what would be correct after "delays" if they knew everything within it.
 
     Without "rows" if no difference between memories of bounded reach is confirmed, and without "delays" if the task has
     none or is not one level.
     """
-    bounded = [variant for variant in comparison.variants if variant.reach]
-    pairs = itertools.permutations([variant.name for variant in bounded], 2)
+    bounded = [(variant, variant.reach) for variant in comparison.variants if variant.reach]
+    pairs = itertools.permutations([variant.name for variant, _ in bounded], 2)
     if not any(comparison.confirmed(ours, theirs) for ours, theirs in pairs):
         return {"head": [], "rows": [], "delays": [], "says": ""}
 
-    is_one_task = comparison.kind.unit == "frames" and len(comparison.data) == 1
-    tasks = levels(comparison.data if is_one_task else ())
-    delays = list[int]()
-    if len(tasks) == 1 and tasks[0].delay_frames:
-        frames, repeat = tasks[0].delay_frames, tasks[0].action_repeat
-        delays = sorted((frames >> times) // repeat for times in range(tasks[0].delay_halvings + 1))
-
-    rows, misses = list[list[Any]](), dict[str, float]()
-    for variant in bounded:
-        row: list[Any] = [_key(comparison, variant.name), f"{variant.reach} steps"]
-        if delays:
-            within = sum(delay < (variant.reach or 0) for delay in delays)
-            predicted = 50 + 50 * within / len(delays)
-            measured = "-" if variant.correct is None else f"{variant.correct:.1f} %"
-            row += [f"{within} of {len(delays)}", f"{predicted:.1f} %", measured]
-            if variant.correct is not None:
-                misses[variant.name] = predicted - variant.correct
-        rows.append(row)
+    delays = _delays(comparison)
     head = ["variant", "reach"]
     if delays:
         head += ["delays within", "predicted", "measured"]
+    rows: list[list[Any]] = []
+    misses: dict[str, float] = {}
+    for variant, reach in bounded:
+        row: list[Any] = [_key(comparison, variant.name), f"{reach} steps"]
+        if delays:
+            # What is within reach is always right, of two answers a guess every second time.
+            within = sum(delay < reach for delay in delays)
+            predicted = 50 + 50 * within / len(delays)
+            row += [f"{within} of {len(delays)}", f"{predicted:.1f} %", _correct_text(variant)]
+            if variant.correct is not None:
+                misses[variant.name] = predicted - variant.correct
+        rows.append(row)
     return {"head": head, "rows": rows, "delays": delays, "says": agreement(misses)}
 
 
-def agreement(misses: Mapping[str, float]) -> str:
-    """How well reach explains the scores, given by variant how far the measured percentage is below the predicted."""
-    if not misses:
-        return ""
-    below = [f"{name} is {miss:.0f} points below its prediction" for name, miss in misses.items() if miss > CLOSE]
-    above = [f"{name} is {-miss:.0f} points above" for name, miss in misses.items() if miss < -CLOSE]
-    if not below and not above:
-        return f"All are within {CLOSE} points of their predictions: reach explains the difference."
-    return f"{enumerated(below + above)}: reach explains a part of the difference, and not all of it."
+def _delays(comparison: Comparison) -> list[int]:
+    """The delays of the task in agent steps, ascending, if all runs are of one level of rooms that has delays."""
+    is_one_environment = comparison.kind.unit == "frames" and len(comparison.data) == 1
+    if not is_one_environment:
+        return []
+    tasks = levels(comparison.data)
+    if len(tasks) != 1 or not tasks[0].delay_frames:
+        return []
+    # In each round the longest delay is halved some number of times.
+    level = tasks[0]
+    delays_in_frames = [level.delay_frames >> halvings for halvings in range(level.delay_halvings + 1)]
+    return sorted(frames // level.action_repeat for frames in delays_in_frames)
+
+
+def _correct_text(variant: Variant) -> str:
+    """The correct choices of a variant in percent."""
+    if variant.correct is None:
+        return "-"
+    return f"{variant.correct:.1f} %"
 
 
 def _key(comparison: Comparison, name: str) -> dict[str, Any]:
@@ -590,29 +450,38 @@ def _key(comparison: Comparison, name: str) -> dict[str, Any]:
 
 def variant_table(comparison: Comparison) -> dict[str, Any]:
     """Statistics of the variants, as `data_table` of `macros.html` reads them; "small" is beside a cell's text."""
-    kind, rows = comparison.kind, list[list[Any]]()
-    chose = any(variant.correct is not None for variant in comparison.variants)
-    limit = comparison.threshold is not None
+    kind = comparison.kind
+    chooses = any(variant.correct is not None for variant in comparison.variants)
+    has_threshold = comparison.threshold is not None
     head = ["variant", "runs", "interquartile mean"]
-    if chose:
+    if chooses:
         head.append("correct")
-    if limit:
+    if has_threshold:
         head.append(f"{kind.unit} to threshold")
     head += [f"{kind.speed}/s", "mean", "state", "reach"]
-    best = comparison.best if worse_than_best(comparison) else None
+
+    # Only a variant that is confirmed to be better than another one is marked.
+    best_is_confirmed = bool(worse_than_best(comparison))
+    rows: list[list[Any]] = []
     for variant in comparison.variants:
         value, ends = score_texts(comparison, variant)
-        row = [_key(comparison, variant.name), len(variant.runs)]
-        row.append({"text": value, "small": ends, "best": variant is best})
-        if chose:
-            row.append("-" if variant.correct is None else f"{variant.correct:.1f} %")
-        if limit:
+        is_best = best_is_confirmed and variant is comparison.best
+        row: list[Any] = [_key(comparison, variant.name), len(variant.runs)]
+        row.append({"text": value, "small": ends, "best": is_best})
+        if chooses:
+            row.append(_correct_text(variant))
+        if has_threshold:
             row.append(_threshold_cell(variant))
-        row += [quantity(variant.speed), _mean_text(comparison, variant), f"{variant.state_bytes / 1024:.1f} KiB"]
+        row.append(quantity(variant.speed))
+        row.append(_mean_text(comparison, variant))
+        row.append(f"{variant.state_bytes / 1024:.1f} KiB")
         row.append("unbounded" if variant.reach is None else f"{variant.reach} steps")
         rows.append(row)
+
     for name, reference in comparison.references.items():
-        rows.append([name, "", significant(reference), *[""] * (len(head) - 3)])
+        cells = [name, "", significant(reference)]
+        missing = len(head) - len(cells)
+        rows.append(cells + [""] * missing)
     return {"head": head, "rows": rows}
 
 
@@ -621,7 +490,7 @@ def _threshold_cell(variant: Variant) -> dict[str, Any]:
     reached = [math.inf if x is None else x for x in variant.reached]
     middle = float(np.median(reached))
     text = quantity(middle) if math.isfinite(middle) else "-"
-    count = sum(map(math.isfinite, reached))
+    count = sum(math.isfinite(place) for place in reached)
     return {"text": text, "small": f"reached by {count} of {len(variant.runs)}"}
 
 
@@ -633,14 +502,16 @@ def _mean_text(comparison: Comparison, variant: Variant) -> str:
 
 
 def _aggregates(comparison: Comparison) -> dict[str, Any]:
+    """A row for each variant, and a column for each statistic of its final scores."""
+    statistics = list(comparison.aggregates[comparison.names[0]])
     rows = []
-    for name, found in comparison.aggregates.items():
+    for name in comparison.names:
         row = [_key(comparison, name)]
-        for number in found.values():
-            value, ends = texts(number)
+        for statistic in statistics:
+            value, ends = texts(comparison.aggregates[name][statistic])
             row.append({"text": value, "small": ends})
         rows.append(row)
-    return {"head": ["variant", *next(iter(comparison.aggregates.values()))], "rows": rows}
+    return {"head": ["variant", *statistics], "rows": rows}
 
 
 def _improvements(comparison: Comparison) -> dict[str, Any]:
@@ -668,7 +539,9 @@ def _improvements(comparison: Comparison) -> dict[str, Any]:
 
 def _runs(comparison: Comparison, folder: Path) -> dict[str, Any]:
     """A row for each run, with links to its episodes and its report."""
-    kind, page = comparison.kind, folder / "report.html"
+    kind = comparison.kind
+    page = folder / "report.html"
+    # The numbers beside the score, without the ends of their intervals.
     names = []
     for name in kind.details:
         if name != comparison.scale.name and not name.endswith(("_low", "_high")):
@@ -677,13 +550,27 @@ def _runs(comparison: Comparison, folder: Path) -> dict[str, Any]:
     rows = []
     for variant in comparison.variants:
         for run in variant.runs:
-            row: list[Any] = [_key(comparison, run.variant), run.data, run.config.seed, _score_of(comparison, run)]
+            row: list[Any] = [_key(comparison, run.variant), run.data, run.config.seed, run_score_text(comparison, run)]
             row += [significant(run.summary.get(kind.details[name])) for name in names]
-            episodes = pages_of(Run(run.path), page)
-            row.append({"text": "episodes", "link": episodes[-1]["link"]} if episodes else "")
-            path = run.path.relative_to(folder) if run.path.is_relative_to(folder) else run.path
-            reports = [each["link"] for each in pages_about(run.path, page) if "report" in each["name"]]
-            row.append({"text": str(path), "link": "".join(reports)})
+            row.append(_episodes_cell(run, page))
+            row.append(_folder_cell(run, page))
             rows.append(row)
     details = [name.replace("_", " ") for name in names]
     return {"head": ["variant", kind.data, "seed", comparison.scale.text, *details, "look", "folder"], "rows": rows}
+
+
+def _episodes_cell(run: FinishedRun, page: Path) -> Any:
+    """A link to the last page of a run's episodes; empty if there is none."""
+    episodes = pages_of(Run(run.path), page)
+    if not episodes:
+        return ""
+    return {"text": "episodes", "link": episodes[-1]["link"]}
+
+
+def _folder_cell(run: FinishedRun, page: Path) -> dict[str, str]:
+    """The folder of a run, below that of the page if it is there, with a link to the run's report if there is one."""
+    path = run.path
+    if path.is_relative_to(page.parent):
+        path = path.relative_to(page.parent)
+    links = {about["name"]: about["link"] for about in pages_about(run.path, page)}
+    return {"text": str(path), "link": links.get("the run's report", "")}

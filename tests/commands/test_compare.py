@@ -22,7 +22,7 @@ from commands.compare import _films, _plan
 from commands.options import CompareOptions
 from commands.parsing import parse_command, parse_train
 from reports.comparison import KIND, Comparison, reach, read_run
-from reports.comparison_page import agreement, answer, evidence, next_best, score_texts
+from reports.conclusions import agreement, answer, evidence, next_best, score_texts
 from reports.tables import print_table
 from sequences.kinds import CONFIGS, PRESETS
 from storage.errors import UserError
