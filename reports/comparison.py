@@ -37,8 +37,13 @@ from training.plain import by_full_name, read_config
 class Scale(NamedTuple):
     """A score by which runs are compared.
 
-    name: in tables. text: in words. curve: its metric while training. final: its name in `evaluation.json`, with points
-    between nested ones. lower: whether lower is better. threshold: by default.
+    Attributes:
+        name: in tables.
+        text: in words.
+        curve: its metric while training.
+        final: its name in `evaluation.json`, with points between nested ones.
+        lower: whether lower is better.
+        threshold: when runs reach it is compared, unless the user gives another one; None for no threshold.
     """
 
     name: str
@@ -52,10 +57,14 @@ class Scale(NamedTuple):
 class Kind(NamedTuple):
     """What is compared of a kind of run.
 
-    over: what the points of curves are means over. scales: the preferred one first; each evaluation has the last one.
-    details: other numbers for the table of runs, and their names in `evaluation.json`.
-    references: scores of predictors without a network, to compare with, and their names in `evaluation.json`.
-    unit: in which the `goal` of a configuration counts. speed: the unit of the speed. data: what is learned from.
+    Attributes:
+        over: what the points of curves are means over.
+        scales: the preferred one first; each evaluation has the last one.
+        details: other numbers for the table of runs, and their names in `evaluation.json`.
+        references: scores of predictors without a network, to compare with, and their names in `evaluation.json`.
+        unit: in which the `goal` of a configuration counts.
+        speed: what is counted per second.
+        data: what is learned from, in words.
     """
 
     over: str
@@ -161,19 +170,28 @@ class FinishedRun:
         """Steps or tokens a second: the median over its rows."""
         name = f"speed/{KIND[self.config.kind].speed}_per_second"
         speeds = [row[name] for row in self.rows if not math.isnan(row.get(name, math.nan))]
-        return float(np.median(speeds or [math.nan]))
+        if not speeds:
+            return math.nan
+        return float(np.median(speeds))
 
 
 def interval_of(summary: Mapping[str, Any], scale: Scale) -> tuple[float, float]:
     """The 95 % interval of a score in the numbers of an evaluation by name; NaN if there is none."""
+    # A mean has its ends beside it; other scores have a list of both.
     group, _, statistic = scale.final.rpartition(".")
     ends = summary.get(f"{scale.final}_interval")
     if group and statistic == "mean":
-        ends = [summary.get(f"{group}.{end}") for end in ("low", "high")]
+        ends = [summary.get(f"{group}.low"), summary.get(f"{group}.high")]
     if not isinstance(ends, list) or len(ends) != 2:
         return math.nan, math.nan
-    low, high = (float(end) if isinstance(end, int | float) else math.nan for end in ends)
-    return low, high
+    low, high = ends
+    return _number_or_nan(low), _number_or_nan(high)
+
+
+def _number_or_nan(value: Any) -> float:
+    if isinstance(value, int | float):
+        return float(value)
+    return math.nan
 
 
 def read_run(path: Path, allow: str | None = None, live: bool = False) -> FinishedRun:
@@ -259,8 +277,10 @@ def require_equal_data(corpora: Sequence[tuple[Any, str, str]]) -> None:
     known: dict[tuple[Any, ...], str] = {}
     for config, name, digest in corpora:
         # The digest of a text is of its tokens, so that other tokens have another.
-        key = name, vars(config).get("tokens"), vars(config).get("vocabulary")
-        if known.setdefault(key, digest) != digest:
+        options = vars(config)
+        key = (name, options.get("tokens"), options.get("vocabulary"))
+        first_digest = known.setdefault(key, digest)
+        if digest != first_digest:
             raise UserError(f"mixed corpora: expected runs on the same data, got others under one name, {name}")
 
 
@@ -276,15 +296,14 @@ def _read_evaluation(run: Run, kind: Kind) -> dict[str, Any]:
     if "correct_choices.mean" in summary:
         summary[CORRECT] = 100 * summary["correct_choices.mean"]
 
-    # Of the scores, each evaluation has the last one.
+    # Of the scores, each evaluation has that of the last scale.
     required = kind.scales[-1].final
-    scores = [required, *(scale.final for scale in kind.scales), *kind.references.values(), CORRECT]
-    for name in scores:
-        if name not in summary and name != required:
-            continue
-        require_schema(summary, {name: float}, "evaluation")
-        if not math.isfinite(summary[name]):
-            raise ValueError(f"evaluation: {name}: expected a finite number, got {summary[name]}")
+    optional_scores = [*(scale.final for scale in kind.scales), *kind.references.values(), CORRECT]
+    for name in [required, *optional_scores]:
+        if name in summary or name == required:
+            require_schema(summary, {name: float}, "evaluation")
+            if not math.isfinite(summary[name]):
+                raise ValueError(f"evaluation: {name}: expected a finite number, got {summary[name]}")
     return summary
 
 
@@ -366,8 +385,8 @@ class Comparison:
         self.threshold = threshold
         if threshold is None:
             self.threshold = self.scale.threshold
-        groups = [self.of(name, data) for name in self.names for data in self.data]
-        self.fewest = min(map(len, groups))
+        counts = [len(self.of(name, data)) for name, data in itertools.product(self.names, self.data)]
+        self.fewest = min(counts)
         self.variants = [self._variant(name) for name in self.names]
         extreme = min if self.scale.lower else max
         self.best = extreme(self.variants, key=lambda variant: variant.score.value)
@@ -494,11 +513,11 @@ class Comparison:
         if self.apart:
             found.append(f"Each {self.kind.data} is compared by itself: {self.apart}.")
 
-        counts = Counter((run.variant, run.data, run.config.seed) for run in self.runs)
-        same = sorted({name for (name, _, _), count in counts.items() if count > 1})
-        if same:
-            begin = "they begin with the same weights, but count as independent."
-            found.append(f"Runs of {' and of '.join(same)} have the same seed: {begin}")
+        runs_of_seed = Counter((run.variant, run.data, run.config.seed) for run in self.runs)
+        repeating = sorted({variant for (variant, _, _), count in runs_of_seed.items() if count > 1})
+        if repeating:
+            why = "they begin with the same weights, but count as independent."
+            found.append(f"Runs of {' and of '.join(repeating)} have the same seed: {why}")
 
         numbers_of_runs = [{len(self.of(name, data)) for data in self.data} for name in self.names]
         if any(len(numbers) > 1 for numbers in numbers_of_runs):
@@ -540,8 +559,11 @@ def compare(runs: Sequence[FinishedRun], threshold: float | None = None) -> list
         return [Comparison(runs, threshold)]
     except NotJoined as error:
         reason = str(error)
-    every = dict.fromkeys(run.data for run in runs)
-    return [Comparison([run for run in runs if run.data == data], threshold, reason) for data in every]
+
+    by_data: dict[str, list[FinishedRun]] = {}
+    for run in runs:
+        by_data.setdefault(run.data, []).append(run)
+    return [Comparison(runs_on_data, threshold, reason) for runs_on_data in by_data.values()]
 
 
 def reach(core: Any) -> int | None:

@@ -25,7 +25,8 @@ def _means(scores: Sample) -> NDArray[np.float64]:
 
 def interquartile_mean(scores: Sample) -> Any:
     """Mean over the middle half of all runs of all tasks: a quarter of them, rounded down, is cut off at each end."""
-    values = np.sort(np.concatenate([np.asarray(task, np.float64) for task in scores], axis=-1), axis=-1)
+    of_all_tasks = np.concatenate([np.asarray(task, np.float64) for task in scores], axis=-1)
+    values = np.sort(of_all_tasks, axis=-1)
     runs = values.shape[-1]
     cut = runs // 4
     return values[..., cut : runs - cut].mean(axis=-1)
@@ -43,7 +44,8 @@ def median(scores: Sample) -> Any:
 
 def optimality_gap(scores: Sample, best: float = 100.0) -> Any:
     """By how much runs fall short of a score on average; more than that does not count."""
-    return best - np.minimum(np.concatenate(scores, axis=-1), best).mean(axis=-1)
+    capped = np.minimum(np.concatenate(scores, axis=-1), best)
+    return best - capped.mean(axis=-1)
 
 
 def probability_of_improvement(scores: Sample, others: Sample) -> Any:
@@ -53,14 +55,18 @@ def probability_of_improvement(scores: Sample, others: Sample) -> Any:
     """
     wins = []
     for ours, theirs in zip(scores, others, strict=True):
+        # Of each of our runs, the difference from each of theirs.
         difference = np.asarray(ours)[..., :, None] - np.asarray(theirs)[..., None, :]
         wins.append(np.mean((difference > 0) + 0.5 * (difference == 0), axis=(-2, -1)))
     return np.mean(wins, axis=0)
 
 
 def chance_of_order(runs: int, others: int) -> float:
-    """How likely all runs of one of two algorithms are better than all of the other if the two are alike, either way
-    round: two of all orders of the runs."""
+    """How likely all runs of one of two algorithms are better than all of the other, if the algorithms are alike.
+
+    The ranks of one algorithm's runs among all are then equally likely to be any. Of all such choices of ranks, two are
+    of this kind: the lowest and the highest ranks.
+    """
     return 2 / math.comb(runs + others, runs)
 
 
@@ -103,12 +109,16 @@ def mean_curve(
     Returns:
         evenly spaced places, mean, low and high, each [points]; empty if there are no curves, or no places in common.
     """
+    nothing = np.empty(0)
     if not curves:
-        return (np.empty(0),) * 4
-    begin, end = max(places[0] for places, _ in curves), min(places[-1] for places, _ in curves)
+        return nothing, nothing, nothing, nothing
+    begin = max(measured[0] for measured, _ in curves)
+    end = min(measured[-1] for measured, _ in curves)
     if begin > end:
-        return (np.empty(0),) * 4
-    places = np.linspace(begin, end, points if end > begin else 1)
-    values = np.stack([np.interp(places, *curve) for curve in curves], axis=-1)
+        return nothing, nothing, nothing, nothing
+    if begin == end:
+        points = 1
+    places = np.linspace(begin, end, points)
+    values = np.stack([np.interp(places, measured, scores) for measured, scores in curves], axis=-1)
     low, high = bootstrap_interval(mean, [values], resamples=CURVE_RESAMPLES)
     return places, mean([values]), low, high
