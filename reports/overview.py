@@ -31,8 +31,15 @@ CURVE_POINTS = 60
 
 
 class Score(NamedTuple):
-    """The score of a run. low, high: its 95 % interval, or NaN. training: whether it is not of the evaluation at the
-    end, but the last one of training. tasks: of how many it is the mean, if there are several."""
+    """The score of a run.
+
+    Attributes:
+        name: what is measured, in words.
+        value: the score.
+        low, high: its 95 % interval, or NaN.
+        training: whether it is the last one of training, and not that of the evaluation at the end.
+        tasks: of how many tasks it is the mean; 0 if there is one.
+    """
 
     name: str
     value: float
@@ -48,11 +55,13 @@ class Score(NamedTuple):
         An interval without width would look like certainty, where all that is known is that the episodes were equal.
         """
         value, low, high = with_interval(self.value, self.low, self.high)
-        is_range = self.low < self.high
-        if self.name.endswith("normalised"):
-            value = f"{value} %" if is_range else f"{self.value:.1f} %"
-        if is_range:
-            return value, f"[{low}, {high}]"
+        is_percentage = self.name.endswith("normalised")
+        if self.low < self.high:
+            unit = " %" if is_percentage else ""
+            return f"{value}{unit}", f"[{low}, {high}]"
+
+        if is_percentage:
+            value = f"{self.value:.1f} %"
         if self.low == self.high:
             return value, "all equal"
         return value, ""
@@ -66,9 +75,22 @@ class Score(NamedTuple):
 
 
 class Entry(NamedTuple):
-    """A run in words. name: its path below the folder that was searched. state: "damaged" if it cannot be read, and
-    `error` then says why. data: its environment or corpus. share: of the training that is done, 0 to 1. amounts,
-    progress: see `amounts_text` and `progress_text`. age: seconds since its last row of metrics."""
+    """A run in words.
+
+    Attributes:
+        name: its path below the folder that was searched.
+        state: see `Run.state`; "damaged" if it cannot be read.
+        kind: launch, text, speech or images.
+        data: its environment or corpus.
+        about: core and data.
+        share: of the training that is done, 0 to 1.
+        amounts, progress: see `amounts_text` and `progress_text`.
+        score: None if nothing was measured.
+        age: seconds since its last row of metrics.
+        next: the command to type next.
+        config: None if it cannot be read.
+        error: why it cannot be read.
+    """
 
     run: Run
     name: str
@@ -87,10 +109,15 @@ class Entry(NamedTuple):
 
 
 class Group(NamedTuple):
-    """Runs that are shown together, the newest first, with a name of the variant of each.
+    """Runs that are shown together, the newest first.
 
-    folder: that all of them are in, below the one that was searched. data: that all learn from; empty if they are
-    runs that nothing in their folder is to be compared with. sweep: whether `compressive compare` has made the folder.
+    Attributes:
+        folder: that all of them are in, below the one that was searched.
+        kind: of all of them; empty if `data` is.
+        data: that all learn from; empty if they are runs that nothing in their folder is to be compared with.
+        sweep: whether `compressive compare` has made the folder.
+        entries: the runs.
+        variants: a name of the variant of each run.
     """
 
     folder: str
@@ -163,6 +190,7 @@ def _data(kind: str, config: Any) -> str:
     """What a run is scored on: an environment, a corpus or a folder."""
     if kind == "launch":
         return str(config.eval_env or config.env)
+    # The corpus of text is a name, those of other kinds have a path.
     corpus = str(getattr(config.corpus, "path", config.corpus) or kind)
     if corpus == "folder":
         return str(config.path)
@@ -212,12 +240,12 @@ def read_score(kind: str, evaluation: Mapping[str, Any], row: Mapping[str, Any])
     with suppress(ValueError, TypeError, LookupError, AttributeError):  # an evaluation can be damaged in any way
         summary = by_full_name(dict(evaluation))
         tasks = summary.get("tasks")
+        num_tasks = len(tasks) if isinstance(tasks, list) else 0
         for scale in scales:
             value = summary.get(scale.final)
             if type(value) is float and math.isfinite(value):
                 low, high = interval_of(summary, scale)
-                count = len(tasks) if isinstance(tasks, list) else 0
-                return Score(_short(scale.name, scale.text), value, low, high, tasks=count)
+                return Score(_short(scale.name, scale.text), value, low, high, tasks=num_tasks)
 
     for scale in scales:
         value = row.get(scale.curve, math.nan)
@@ -233,7 +261,9 @@ def _short(name: str, text: str) -> str:
     """How a scale is called beside a score."""
     if name.endswith("_normalised"):
         return name.replace("_", "-")
-    return "return" if name == "return" else text
+    if name == "return":
+        return name
+    return text
 
 
 def learning_curve(run: Run, config: Any) -> list[tuple[float, float]]:
@@ -242,11 +272,12 @@ def learning_curve(run: Run, config: Any) -> list[tuple[float, float]]:
     Empty if nothing was measured or can be read.
     """
     counter, total = config.goal
-    rows = list[dict[str, Any]]()
+    rows: list[dict[str, Any]] = []
     with suppress(OSError):
         rows = sample_metrics(run.path)
     places = np.array([row.get(counter, math.nan) / total for row in rows])
-    for name in [*(scale.curve for scale in KIND[config.kind].scales), "loss/nll"]:
+    preferred = [scale.curve for scale in KIND[config.kind].scales]
+    for name in [*preferred, "loss/nll"]:
         scores = np.array([row.get(name, math.nan) for row in rows])
         known = np.isfinite(scores) & np.isfinite(places)
         if not known.any():
@@ -280,7 +311,9 @@ def grouped(folder: Path, entries: Sequence[Entry]) -> list[Group]:
     groups = []
     for (parent, kind, data), runs in found.items():
         runs.sort(key=lambda entry: entry.age)
-        variants = label([entry.config for entry in runs]) if data else [entry.about for entry in runs]
+        variants = [entry.about for entry in runs]
+        if data:
+            variants = label([entry.config for entry in runs])
         is_sweep = (folder / parent / FILE).is_file()
         groups.append(Group(parent, kind, data, is_sweep, runs, variants))
     return sorted(groups, key=lambda group: group.entries[0].age)
@@ -292,7 +325,9 @@ def _parent(entry: Entry) -> str:
 
 def ago(seconds: float) -> str:
     """How long ago, in one unit: 3 min ago; empty if that is unknown."""
-    for unit, size in (("d", 86400.0), ("h", 3600.0), ("min", 60.0), ("s", 1.0)):
-        if math.isfinite(seconds) and (seconds >= size or unit == "s"):
+    if not math.isfinite(seconds):
+        return ""
+    for unit, size in (("d", 86400.0), ("h", 3600.0), ("min", 60.0)):
+        if seconds >= size:
             return f"{seconds / size:.0f} {unit} ago"
-    return ""
+    return f"{seconds:.0f} s ago"

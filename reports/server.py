@@ -116,31 +116,27 @@ class Watch(ThreadingHTTPServer):
     def _group(self, group: Group, entries: Sequence[Entry]) -> dict[str, Any]:
         """A group of runs as `pages/runs.html` reads it; `entries` are all runs."""
         curves = [self._curve(entry) for entry in group.entries]
+        # Curves are drawn on one scale if their runs are compared.
+        ends = None
         scores = [score for curve in curves for _, score in curve]
-        lowest, highest = min(scores, default=0.0), max(scores, default=0.0)
+        if group.data and scores:
+            ends = (min(scores), max(scores))
         rows = []
         for entry, variant, curve in zip(group.entries, group.variants, curves):
-            # Curves of a group are drawn on one scale, because their runs are compared.
-            ends = (lowest, highest) if group.data else None
             rows.append(_row(entry, variant, sparkline(curve, ends)))
 
-        links = []
-        count = sum(entry.score is not None for entry in group.entries)
-        if group.data and count > 1:
-            query = {"kind": group.kind, "data": group.data}
-            here = {**query, "folder": group.folder}
-            links.append({"text": "compare these runs", "link": f"?{urllib.parse.urlencode(here)}"})
-            alike = [entry for entry in entries if (entry.kind, entry.data) == (group.kind, group.data) and entry.score]
-            if len(alike) > count:
-                text = f"compare all {len(alike)} runs on {group.data}"
-                links.append({"text": text, "link": f"?{urllib.parse.urlencode(query)}"})
-
-        place = f"in {group.folder}" if group.folder else ""
-        number = plural(len(rows), "run")
-        about = f"{number} of a comparison {place}" if group.sweep else f"{number} {place}"
-        title = group.data or "Other runs"
-        key = f"{group.folder} {group.kind} {group.data}"
-        return {"key": key, "title": title, "about": about.strip(), "links": links, "rows": rows}
+        about = plural(len(rows), "run")
+        if group.sweep:
+            about += " of a comparison"
+        if group.folder:
+            about += f" in {group.folder}"
+        return {
+            "key": f"{group.folder} {group.kind} {group.data}",
+            "title": group.data or "Other runs",
+            "about": about,
+            "links": _links_to_comparisons(group, entries),
+            "rows": rows,
+        }
 
     def _curve(self, entry: Entry) -> list[tuple[float, float]]:
         """The learning curve of a run, read again only if it has changed."""
@@ -165,7 +161,8 @@ class Watch(ThreadingHTTPServer):
         runs = []
         for name, run in find_runs(self.folder).items():
             entry = describe(name, run)
-            is_here = folder is None or name.rpartition("/")[0] == folder
+            parent, _, _ = name.rpartition("/")
+            is_here = folder is None or parent == folder
             if is_here and (entry.kind, entry.data) == (kind, data):
                 runs.append(run)
 
@@ -184,19 +181,46 @@ class Watch(ThreadingHTTPServer):
         return runs, make
 
 
+def _links_to_comparisons(group: Group, entries: Sequence[Entry]) -> list[dict[str, str]]:
+    """Links to the comparison of a group's runs and, if there are more on the same data, of all; `entries` are all."""
+    num_here = sum(entry.score is not None for entry in group.entries)
+    if not group.data or num_here < 2:
+        return []
+    query = {"kind": group.kind, "data": group.data}
+    here = {**query, "folder": group.folder}
+    links = [{"text": "compare these runs", "link": f"?{urllib.parse.urlencode(here)}"}]
+
+    num_everywhere = 0
+    for entry in entries:
+        is_alike = entry.kind == group.kind and entry.data == group.data
+        if is_alike and entry.score is not None:
+            num_everywhere += 1
+    if num_everywhere > num_here:
+        text = f"compare all {num_everywhere} runs on {group.data}"
+        links.append({"text": text, "link": f"?{urllib.parse.urlencode(query)}"})
+    return links
+
+
 def _row(entry: Entry, variant: str, curve: dict[str, Any]) -> dict[str, Any]:
     """A run as `pages/runs.html` reads it. "sort": by column, what rows are sorted by."""
-    link = "" if entry.name == "." else f"{urllib.parse.quote(entry.name, errors='surrogateescape')}/"
-    seed = "" if entry.config is None else f"seed {entry.config.seed}"
-    score, row = entry.score, dict[str, Any]()
+    # A damaged run, whose kind is not known, has no page. That of the folder itself is the page at "".
+    link = ""
+    if entry.kind and entry.name != ".":
+        link = f"{urllib.parse.quote(entry.name, errors='surrogateescape')}/"
+    about = [variant] if variant else []
+    if entry.config is not None:
+        about.append(f"seed {entry.config.seed}")
+
+    row: dict[str, Any] = {}
+    score = entry.score
     if score is not None:
         value, interval = score.texts
         row["score"] = {"text": value, "interval": interval, "name": score.name, "training": score.training}
     row |= {
         "name": entry.name,
         "short": entry.name.rpartition("/")[2],
-        "link": link if entry.kind else "",
-        "about": ", ".join(part for part in (variant, seed) if part),
+        "link": link,
+        "about": ", ".join(about),
         "error": entry.error,
         "state": entry.state,
         "share": f"{100 * entry.share:.0f} %" if entry.progress else "",
@@ -226,21 +250,30 @@ def sparkline(curve: Sequence[tuple[float, float]], ends: tuple[float, float] | 
     if not curve:
         return {}
     scores = [score for _, score in curve]
-    low, high = ends or (min(scores), max(scores))
-    height = high - low or 1.0
+    if ends is None:
+        ends = (min(scores), max(scores))
+    low, high = ends
+    height = high - low
+    if height == 0:
+        height = 1.0
     points = []
     for share, score in curve:
-        points.append(f"{100 * min(share, 1.0):.1f},{22 - 20 * (score - low) / height:.1f}")
+        # y grows downward; above and below is a margin of 2.
+        x = 100 * min(share, 1.0)
+        y = 22 - 20 * (score - low) / height
+        points.append(f"{x:.1f},{y:.1f}")
     first, last = significant(scores[0]), significant(scores[-1])
     return {"points": " ".join(points), "end": points[-1].split(","), "label": f"from {first} to {last}"}
 
 
 def _files(run: Run) -> list[Path]:
+    """The files that the pages of a run are made of."""
     videos = [run.videos, *run.videos.glob("*")]
     return [run.config_file, run.metrics_file, run.evaluation_file(), run.launches_file, *videos]
 
 
 def _changed(path: Path) -> tuple[int, int]:
+    """What tells whether a file has changed: time and size, or zeros if there is none."""
     with contextlib.suppress(OSError):
         found = os.lstat(path)
         return found.st_mtime_ns, found.st_size
@@ -266,7 +299,8 @@ def _requested_part(header: str, size: int) -> tuple[int, int] | None:
 
 class _Handler(BaseHTTPRequestHandler):
     server: Watch
-    server_version, sys_version = "compressive", ""
+    server_version = "compressive"
+    sys_version = ""
 
     def do_GET(self) -> None:
         host = self.headers.get("Host", "")
@@ -276,8 +310,9 @@ class _Handler(BaseHTTPRequestHandler):
             address = urllib.parse.urlsplit(self.path)
             path = urllib.parse.unquote(address.path, errors="surrogateescape").lstrip("/")
             query = urllib.parse.parse_qs(address.query, keep_blank_values=True, errors="surrogateescape")
-            if found := self._page(path, query):
-                return self._answer(found.encode(), MIME_TYPES[".html"], OWN_POLICY)
+            page = self._page(path, query)
+            if page:
+                return self._answer(page.encode(), MIME_TYPES[".html"], OWN_POLICY)
             file = self._file(path)
             if file is None:
                 return self.send_error(HTTPStatus.NOT_FOUND, "no such run, page or video")
