@@ -167,17 +167,29 @@ def in_view(recording: Recording, step: int, *place: float) -> bool:
 def _parts(things: np.ndarray) -> dict[str, list[str]]:
     """What probes read of things: their names, and if all are objects of `rooms` their colours and shapes."""
     parts = {"name": list(things)}
-    # Longer names first: "pot cone" before "cone".
-    shapes = sorted((f" {name.replace('_', ' ')}" for name in SHAPES), key=len, reverse=True)
-    ends = [next(filter(thing.endswith, shapes), "") for thing in things]
-    if not all(ends):
-        return parts
-    colours = [thing.removesuffix(end) for thing, end in zip(things, ends)]
-    for part, words in {"colour": colours, "shape": [end[1:] for end in ends]}.items():
+    colours = []
+    shapes = []
+    for thing in things:
+        shape = _shape_of(thing)
+        if not shape:
+            return parts
+        colours.append(thing.removesuffix(f" {shape}"))
+        shapes.append(shape)
+    for part, words in {"colour": colours, "shape": shapes}.items():
         # A part that is always the same, or as telling as the name, says nothing more.
         if 1 < len(set(words)) < len(set(things)):
             parts[part] = words
     return parts
+
+
+def _shape_of(thing: str) -> str:
+    """The shape at the end of a name such as "green cone"; empty if the name does not end with one of `rooms`."""
+    # Longer names first: "pot cone" before "cone".
+    shapes = [name.replace("_", " ") for name in SHAPES]
+    for shape in sorted(shapes, key=len, reverse=True):
+        if thing.endswith(f" {shape}"):
+            return shape
+    return ""
 
 
 def _names(slots: Slots) -> dict[str, Any] | None:
@@ -222,9 +234,14 @@ def _names(slots: Slots) -> dict[str, Any] | None:
 def conclusion(
     what: str, which: str, rows: Sequence[Sequence[Mapping[str, Any]]], floor: float, reads: str
 ) -> Conclusion:
-    """What follows of rows of cells: of slots, against the better ones of those that read inputs, and a guess.
+    """What follows of how well probes read: from slots, in comparison with their inputs and with a guess.
 
-    `reads` says what a probe does, such as `NAMES_READ`.
+    Args:
+        what: what is read, such as "the colour".
+        which: behind it in a sentence, such as the answers in brackets.
+        rows: cells of probes of the slots, of the mean of their inputs, and of all of their inputs.
+        floor: percentage that a guess reads.
+        reads: says what a probe does, such as `NAMES_READ`.
     """
     # Means over the rows, of each column.
     columns = []

@@ -66,9 +66,10 @@ def _sums(values: np.ndarray, episode: np.ndarray) -> np.ndarray:
 
 def _cell(value: float, low: float, high: float) -> dict[str, Any]:
     """A share with the ends of its interval in %, and in words."""
-    percent = {end: 100 * number for end, number in zip(ENDS, (value, low, high))}
     return {
-        "text": f"{percent['value']:.0f} %",
-        "small": f"[{percent['low']:.0f}, {percent['high']:.0f}]",
-        **percent,
+        "text": f"{100 * value:.0f} %",
+        "small": f"[{100 * low:.0f}, {100 * high:.0f}]",
+        "value": 100 * value,
+        "low": 100 * low,
+        "high": 100 * high,
     }

@@ -125,6 +125,7 @@ def page_data(run: Run, rows: list[dict[str, Any]]) -> dict[str, Any]:
     kind, _ = run.read_kind()
     config = read_config(run, CONFIGS[kind])
     counter, _ = config.goal
+    is_agent = kind == RunConfig.kind
     summary = read_summary(run)
     evaluation = _describe_evaluation(run, config, summary, rows)
     launches = read_launches(run)
@@ -135,7 +136,7 @@ def page_data(run: Run, rows: list[dict[str, Any]]) -> dict[str, Any]:
     return {
         "title": run.name,
         "kind": kind,
-        "rules": rules([config.env] if kind == "launch" else ()),
+        "rules": rules([config.env]) if is_agent else [],
         "axes": _axis_names(kind),
         "headline": evaluation.headline,
         "facts": facts,
@@ -144,7 +145,7 @@ def page_data(run: Run, rows: list[dict[str, Any]]) -> dict[str, Any]:
         "changed": changed_settings(config, launches),
         "config": json.dumps(to_plain(config), indent=2, allow_nan=False),
         "launches": [launch_facts(launch) for launch in launches],
-        "stages": stages(config, rows, counter) if kind == "launch" else [],
+        "stages": stages(config, rows, counter) if is_agent else [],
         "main": MAIN[kind],
         "charts": charts(config, rows, axes, summary, evaluation.score),
         "tasks": task_charts(rows, names, axes),
@@ -174,7 +175,8 @@ def _describe_evaluation(
 ) -> _Evaluation:
     """The evaluation of a summary; a summary that is damaged counts as none."""
     with contextlib.suppress(*DAMAGE):
-        in_words = evaluation_rows(summary) if config.kind == RunConfig.kind else _plain_numbers(summary)
+        is_agent = config.kind == RunConfig.kind
+        in_words = evaluation_rows(summary) if is_agent else _plain_numbers(summary)
         if in_words:
             first = headline(run, config, summary, rows)
             return _Evaluation(first, score_line(config.kind, summary), in_words)
@@ -252,7 +254,7 @@ def changed_settings(config: Any, launches: Sequence[Mapping[str, Any]]) -> dict
 
     A setting "auto" that the launch resolved is no difference. It is one if a command of the run sets it.
     """
-    preset = dict[str, Any]()
+    preset: dict[str, Any] = {}
     with contextlib.suppress(ValueError):  # there is no preset of that name; then all fields are shown
         preset = to_plain(PRESETS[config.kind](config.preset, core_name(config)))
     commands = " ".join(str(launch.get("command", "")) for launch in launches)
@@ -299,7 +301,8 @@ def task_charts(
 ) -> list[dict[str, Any]]:
     """A chart of the training return of each task, at most `TASKS`; none if the run has one task."""
     # A task's metrics begin with its name, which has a colon.
-    found = {name.rpartition("/")[0] for name in names if re.search(r":.*/return$", name)}
+    returns = [name for name in names if re.search(r":.*/return$", name)]
+    found = {name.removesuffix("/return") for name in returns}
     drawn = []
     for task in sorted(found)[:TASKS]:
         series = curves(rows, [f"{task}/return"], axes)
@@ -344,16 +347,18 @@ def curves(rows: list[dict[str, Any]], names: Sequence[str], axes: Mapping[str, 
     """
     found = []
     for name in names:
-        has = np.array([name in row for row in rows], dtype=bool) & np.isfinite(axes["x"])
-        if not has.any():
+        is_measured = np.array([name in row for row in rows], dtype=bool)
+        is_drawn = is_measured & np.isfinite(axes["x"])
+        if not is_drawn.any():
             continue
         line: dict[str, Any] = {"name": _legend(name)}
-        kept = {axis: places[has] for axis, places in axes.items()}
+        beside = {axis: places[is_drawn] for axis, places in axes.items()}
         if name.startswith("evaluation/"):
             line["exact"] = True
             for end in ("low", "high"):
-                kept[end] = column(rows, f"{name}_{end}")[has]
-        found.append({**line, **points(column(rows, name)[has], **kept)})
+                beside[end] = column(rows, f"{name}_{end}")[is_drawn]
+        values = column(rows, name)[is_drawn]
+        found.append({**line, **points(values, **beside)})
     return found
 
 
@@ -410,7 +415,7 @@ def _references_of_agent(config: RunConfig) -> dict[str, list[dict[str, Any]]]:
 
 def lines_of(specs: Sequence[str]) -> list[dict[str, Any]]:
     """Means over tasks of the scores of random and memoryless players, an oracle and people, where all have them."""
-    found = list[dict[str, Any]]()
+    found: list[dict[str, Any]] = []
     with contextlib.suppress(*DAMAGE):
         scores = [reference_scores(spec) for spec in specs]
         for name in ("random", "memoryless", "oracle", "human"):
@@ -423,15 +428,21 @@ def lines_of(specs: Sequence[str]) -> list[dict[str, Any]]:
 
 def levels(specs: Sequence[str]) -> list[RoomsConfig]:
     """The tasks that are levels of rooms; none if one of them is unknown."""
+    found = []
     with contextlib.suppress(*DAMAGE):
-        found = [parse_spec(task) for spec in specs for task in tasks(spec)]
-        return [rooms_config(name, fields) for kind, name, fields in found if kind == "rooms"]
+        for spec in specs:
+            for task in tasks(spec):
+                kind, name, fields = parse_spec(task)
+                if kind == "rooms":
+                    found.append(rooms_config(name, fields))
+        return found
     return []
 
 
 def rules(specs: Sequence[str]) -> list[str]:
-    """The rules of `levels`."""
-    return list(dict.fromkeys(map(rule, levels(specs))))
+    """The rules of `levels`, each once."""
+    found = [rule(level) for level in levels(specs)]
+    return list(dict.fromkeys(found))
 
 
 def _evaluated_cell(value: float, low: float, high: float, is_share: bool) -> dict[str, str]:
@@ -475,8 +486,10 @@ def evaluations(kind: str, rows: list[dict[str, Any]], counter: str) -> dict[str
 
 def launch_facts(launch: Mapping[str, Any]) -> dict[str, str]:
     """A launch in words; see `storage.provenance`."""
+    versions = [f"Python {launch.get('python')}"]
     packages = launch.get("packages")
-    versions = [f"{name} {text}" for name, text in packages.items()] if isinstance(packages, dict) else []
+    if isinstance(packages, dict):
+        versions += [f"{name} {version}" for name, version in packages.items()]
     begun = ""
     with contextlib.suppress(*DAMAGE):
         begun = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(launch["time"]))
@@ -485,7 +498,7 @@ def launch_facts(launch: Mapping[str, Any]) -> dict[str, str]:
         "begun": begun,
         "command": launch.get("command"),
         "commit": launch.get("commit"),
-        "versions": ", ".join([f"Python {launch.get('python')}", *versions]),
+        "versions": ", ".join(versions),
         "machine": launch.get("machine"),
     }
     return {name: str(text) for name, text in texts.items() if text}
@@ -518,9 +531,9 @@ def last_tenth(rows: list[dict[str, Any]], name: str) -> float | None:
 def _bucket_sums(layer: Attention, steps: np.ndarray, kinds: Sequence[str], buckets: Mapping[str, int]) -> list[float]:
     """The attention of a layer on each bucket, a mean over the steps [T] bool and over heads."""
     slots = layer.weights[steps].mean(axis=(0, 1))
-    ends = np.cumsum(layer.sizes)[:-1]
+    bounds = np.cumsum(layer.sizes)[:-1]  # between the kinds
     sums = []
-    for kind, of_kind in zip(kinds, np.split(slots, ends)):
+    for kind, of_kind in zip(kinds, np.split(slots, bounds)):
         if kind in buckets:
             sums += [part.sum() for part in np.array_split(of_kind, buckets[kind])]
     return sums
@@ -541,10 +554,13 @@ def attention_by_bucket(recordings: Sequence[Recording]) -> dict[str, Any]:
     # In layers of different sizes, buckets of one name would hold different spans of time.
     most = BUCKETS if len(sizes) == 1 else 1
     buckets: dict[str, int] = {}
-    for kind, numbers in zip(kinds, zip(*sizes)):
-        if any(numbers):
-            buckets[kind] = min(most, max(numbers))
+    if sizes:
+        for place, kind in enumerate(kinds):
+            num_slots = max(sizes_of_layer[place] for sizes_of_layer in sizes)
+            if num_slots:
+                buckets[kind] = min(most, num_slots)
 
+    # By episode the steps that count.
     chosen = [_full(recording) for recording in recordings]
     full = any(steps.any() for steps in chosen)
     if not full:
@@ -567,7 +583,8 @@ def attention_by_bucket(recordings: Sequence[Recording]) -> dict[str, Any]:
             place = len(bars)
             name = f"{kind} {bucket + 1} of {count}"
             bars.append({"kind": kind, "name": name, "mean": mean[place], "error": error[place]})
-    return {"bars": bars, "steps": int(sum(map(np.sum, chosen))), "episodes": len(means), "full": full}
+    num_steps = sum(int(steps.sum()) for steps in chosen)
+    return {"bars": bars, "steps": num_steps, "episodes": len(means), "full": full}
 
 
 def _full(recording: Recording) -> np.ndarray:

@@ -12,8 +12,10 @@ from PIL import Image
 
 from actors.recording import RENDERED_STEPS, Recording
 
-BARS, WIDTH = 65, 300
-"""Pixels: height of a vector's picture (odd, so that 0 has a line), and its width if nothing is drawn above it."""
+BARS = 65
+"""Pixels: height of a vector's picture, which is odd, so that 0 has a line."""
+WIDTH = 300
+"""Pixels: width of a vector's picture if nothing is drawn above it."""
 GAP = 4
 """Pixels between images that are beside each other."""
 BACKGROUND = (18, 20, 26)
@@ -92,16 +94,17 @@ def _several(recording: Recording) -> np.ndarray:
     """The pictures of an agent that sees several parts."""
     parts = [part[:RENDERED_STEPS] for part in (recording.observations, *recording.more_observations)]
     images = [coloured(part) for part in parts if part.ndim == 4]
-    height = max(image.shape[1] for image in images)
     shown = panels(recording)
     _, scale = _layout(recording)
-
-    # Images beside each other, enlarged to the same height without blurring them.
+    height = scale * max(image.shape[1] for image in images)
     width = shown[-1].left + shown[-1].width
-    together = np.full((len(images[0]), scale * height, width, 3), BACKGROUND, np.uint8)
+
+    # Images beside each other, enlarged to the same height without blurring them: of each pixel the nearest one.
+    together = np.full((len(images[0]), height, width, 3), BACKGROUND, np.uint8)
     for image, panel in zip(images, shown, strict=True):
-        rows = np.arange(scale * height) * image.shape[1] // (scale * height)
-        columns = np.arange(panel.width) * image.shape[2] // panel.width
+        _, image_height, image_width, _ = image.shape
+        rows = np.arange(height) * image_height // height
+        columns = np.arange(panel.width) * image_width // panel.width
         together[:, :, panel.left : panel.left + panel.width] = image[:, rows][:, :, columns]
     # The vector, if there is one, is the last part; see `envs.observations`.
     last = parts[-1]
@@ -122,8 +125,10 @@ def coloured(pictures: np.ndarray) -> np.ndarray:
         return pictures[..., :3]
     if channels % 3 == 0:
         return pictures[..., -3:]
-    gray = pictures.mean(axis=-1).astype(np.uint8) if channels == 2 else pictures[..., -1]
-    return np.stack([gray] * 3, axis=-1)
+    gray = pictures[..., -1]
+    if channels == 2:
+        gray = pictures.mean(axis=-1).astype(np.uint8)
+    return np.stack([gray, gray, gray], axis=-1)
 
 
 def what_is_seen(recording: Recording) -> str:
@@ -136,8 +141,9 @@ def what_is_seen(recording: Recording) -> str:
         vector += f": {', '.join(recording.element_names)}, from left to right"
     if len(parts) > 1:
         return f"Below: {vector}."
-    drawn = recording.renderings is not None
-    return f"Drawn by the environment; below it {vector}." if drawn else f"{vector[0].upper()}{vector[1:]}."
+    if recording.renderings is not None:
+        return f"Drawn by the environment; below it {vector}."
+    return f"{vector[0].upper()}{vector[1:]}."
 
 
 def bars(vectors: np.ndarray, width: int) -> np.ndarray:
