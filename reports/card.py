@@ -7,9 +7,9 @@ from typing import Any
 from storage.files import Json
 
 LIBRARY = "compressive-impala"
-CURVE, FILM = "curve.png", "replay.mp4"
+CURVE = "curve.png"
+FILM = "replay.mp4"
 """Files beside the card; the Hub itself plays a film of that name."""
-
 TRAINING = ("environment", "core", "progress", "training time")
 """Facts of the run that matter to others."""
 FILES = (
@@ -120,4 +120,7 @@ def _table(head: tuple[str, str], rows: Mapping[str, str]) -> str:
 
 def main_chart(data: Mapping[str, Any]) -> dict[str, Any] | None:
     """The chart of the run's returns, None if nothing was measured."""
-    return next((chart for chart in data["charts"] if chart["title"] == "return"), None)
+    for chart in data["charts"]:
+        if chart["title"] == "return":
+            return chart
+    return None

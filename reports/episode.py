@@ -13,7 +13,7 @@ import numpy as np
 from rich.console import Console
 
 from actors.causes import STRETCH, Effects
-from actors.recording import Recording
+from actors.recording import Attention, Recording
 from reports.actions import Column, columns, means, received
 from reports.compression import what_is_kept
 from reports.pages import packed, rounded, write_page
@@ -70,24 +70,23 @@ def page_data(recordings: Sequence[Recording], title: str, core: str, limit: int
     _, height, width, _ = views(first).shape
     of_page_itself = 100_000
     episodes, note = _episodes_that_fit(recordings, limit - of_page_itself)
+    is_vector = bool(first.parts)
+    has_plan = first.poses is not None
     return {
         "title": title,
         "note": note,
         "attends": bool(first.attention),
         "without": f"This agent's core ({core}) has no attention, so its memory cannot be traced to steps.",
-        "actions": [] if first.parts else first.action_names,
+        "actions": [] if is_vector else first.action_names,
         "columns": [_column(column) for column in columns(first)],
         "fps": first.fps,
         "seen": what_is_seen(first),
         "panels": [panel._asdict() for panel in panels(first)],
         "drawn": None if first.reconstructions is None else first.reconstructions.shape[1:],
-        "plan": first.floor_plan if first.poses is not None else None,
+        "plan": first.floor_plan if has_plan else None,
         "rule": first.rule,
         "chooses": any(recording.choices.any() for recording in recordings),
-        # What `what_is_kept` may find in the many episodes of a report.
-        "reported": any(
-            each.compressed and (each.situations or each.reconstructions is not None) for each in recordings
-        ),
+        "reported": any(_may_be_probed(recording) for recording in recordings),
         "agreement": agreement(recordings),
         "kept": kept,
         "sheet": {
@@ -98,6 +97,13 @@ def page_data(recordings: Sequence[Recording], title: str, core: str, limit: int
         },
         "episodes": episodes,
     }
+
+
+def _may_be_probed(recording: Recording) -> bool:
+    """Whether `what_is_kept` may find something in many such episodes, as a report has them."""
+    if not recording.compressed:
+        return False
+    return bool(recording.situations) or recording.reconstructions is not None
 
 
 def _episodes_that_fit(recordings: Sequence[Recording], room: int) -> tuple[list[dict[str, Any]], str]:
@@ -125,41 +131,59 @@ def _episodes_that_fit(recordings: Sequence[Recording], room: int) -> tuple[list
 def _episode(recording: Recording, pictures: np.ndarray) -> tuple[dict[str, Any], int]:
     """An episode's steps of which there are pictures as the page reads them, and at most how many bytes that takes."""
     steps = len(pictures)
-    layers = [
-        {
-            "sizes": layer.sizes,
-            "heads": layer.weights.shape[1],
-            "slots": layer.weights.shape[2],
-            "rate": layer.rate,
-            "rings": layer.rings and dict(zip(("groups", "clusters", "window"), layer.rings)),
-            # Square roots: a byte then tells small weights from each other, and rows still add up to 1.
-            "weights": packed(np.rint(255 * np.sqrt(layer.weights[:steps])).astype(np.uint8)),
-            "steps": packed(layer.steps[:steps].astype(np.int32)),
-        }
-        for layer in recording.attention
-    ]
     episode: dict[str, Any] = {
         "score": recording.episode.score,
         "sheets": _sheets(pictures),
-        "drawn": None if recording.reconstructions is None else packed(recording.reconstructions[:steps]),
-        "actions": None if recording.parts else recording.actions[:steps].tolist(),
-        "numbers": _numbers(recording, steps) if recording.parts else None,
+        "drawn": None,
+        "actions": None,
+        "numbers": None,
         "values": rounded(recording.values[:steps]),
         "rewards": rounded(recording.rewards[:steps]),
         "probabilities": packed(np.rint(255 * recording.probabilities[:steps]).astype(np.uint8)),
         "choices": recording.choices[:steps].tolist(),
         "evidence": _first_rounded(_evidence(recording), steps),
         "apart": _first_rounded(recording.counterfactual_distances, steps),
-        "entered": None if recording.room_entries is None else recording.room_entries[:steps].tolist(),
+        "entered": None,
         "scores": rounded(recording.returns[:steps], 6),
-        "layers": layers,
+        "layers": [_layer(layer, steps) for layer in recording.attention],
         "kinds": recording.slot_kinds,
-        "effects": recording.effects and _effects(recording.effects[:steps]),
-        "situations": recording.situations and list(map(_plain, recording.situations[:steps])),
+        "effects": None,
+        "situations": None,
         "instructions": _instructions(recording, steps),
-        "poses": None if recording.poses is None else [rounded(pose) for pose in recording.poses[:steps]],
+        "poses": None,
     }
+    # What not every agent or environment has.
+    if recording.parts:
+        episode["numbers"] = _numbers(recording, steps)
+    else:
+        episode["actions"] = recording.actions[:steps].tolist()
+    if recording.reconstructions is not None:
+        episode["drawn"] = packed(recording.reconstructions[:steps])
+    if recording.room_entries is not None:
+        episode["entered"] = recording.room_entries[:steps].tolist()
+    if recording.effects:
+        episode["effects"] = _effects(recording.effects[:steps])
+    if recording.situations:
+        episode["situations"] = [_plain(situation) for situation in recording.situations[:steps]]
+    if recording.poses is not None:
+        episode["poses"] = [rounded(pose) for pose in recording.poses[:steps]]
     return episode, len(json.dumps(episode))
+
+
+def _layer(layer: Attention, steps: int) -> dict[str, Any]:
+    """The attention of a layer at the first steps as the page reads it."""
+    rings = layer.rings
+    # Square roots: a byte then tells small weights from each other, and rows still add up to 1.
+    roots = np.rint(255 * np.sqrt(layer.weights[:steps]))
+    return {
+        "sizes": layer.sizes,
+        "heads": layer.weights.shape[1],
+        "slots": layer.weights.shape[2],
+        "rate": layer.rate,
+        "rings": dict(zip(("groups", "clusters", "window"), rings)) if rings else None,
+        "weights": packed(roots.astype(np.uint8)),
+        "steps": packed(layer.steps[:steps].astype(np.int32)),
+    }
 
 
 def _instructions(recording: Recording, steps: int) -> list[tuple[int, str]] | None:
@@ -228,11 +252,11 @@ def agreement(recordings: Sequence[Recording]) -> dict[str, int] | None:
     "of": the steps at which the odds of the action would fall to a tenth or less without some `STRETCH` steps of the
     memory. "agree": those among them where the earlier step that the first layer attends to most is one of these.
     """
-    counted = 0
-    agree = 0
     known = [recording for recording in recordings if recording.effects and recording.attention]
     if not known:
         return None
+    counted = 0
+    agree = 0
     for recording in known:
         assert recording.effects
         by_step = recording.attention[0].by_step()
@@ -240,9 +264,10 @@ def agreement(recordings: Sequence[Recording]) -> dict[str, int] | None:
             if found.stretch_effect < math.log(DECISIVE):
                 continue
             first, last = found.stretch
-            most = by_step[step, :step].argmax()
+            most_attended = by_step[step, :step].argmax()
             counted += 1
-            agree += bool(first <= most <= last)
+            if first <= most_attended <= last:
+                agree += 1
     return {"agree": agree, "of": counted, "steps": STRETCH}
 
 
@@ -264,6 +289,7 @@ def _sheets(frames: np.ndarray) -> list[str]:
     pictures = []
     for begin in range(0, len(frames), SHEET_FRAMES):
         part = frames[begin : begin + SHEET_FRAMES]
+        # Black frames fill up the last row.
         missing = -len(part) % SHEET_COLUMNS
         filled = np.pad(part, [(0, missing), (0, 0), (0, 0), (0, 0)])
         grid = filled.reshape(-1, SHEET_COLUMNS, height, width, 3).swapaxes(1, 2)

@@ -65,8 +65,11 @@ def headline(run: Run, config: Any, summary: Mapping[str, Any], rows: Sequence[M
     Raises one of `reports.report.DAMAGE` if the summary is damaged.
     """
     if config.kind == RunConfig.kind:
-        evaluated = _evaluated(config, summary) if summary else []
-        about = _about(config, summary) if summary else ""
+        evaluated = []
+        about = ""
+        if summary:
+            evaluated = _evaluated(config, summary)
+            about = _about(config, summary)
         trained = _trained(config, rows)
         command = "evaluate"
     else:
@@ -110,10 +113,11 @@ def _evaluated(config: RunConfig, summary: Mapping[str, Any]) -> list[dict[str, 
             note = _joined(note, f"chance {100 * chance:.0f} %")
         numbers.append(_number("correct choices", value, note))
 
-    several = bool(summary.get("tasks"))
+    has_tasks = bool(summary.get("tasks"))
     for name in SCALES:
         # Of one task, the capped score is no other number.
-        if name not in summary or (name == "human_normalised_capped" and not several):
+        is_repetition = name == "human_normalised_capped" and not has_tasks
+        if name not in summary or is_repetition:
             continue
         low, high = summary.get(f"{name}_interval") or (None, None)
         value, note = _with_interval(summary[name], low, high, " %")

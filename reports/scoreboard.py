@@ -31,7 +31,8 @@ NORMALISED = [scale.final for scale in KIND["launch"].scales if scale.threshold 
 """Scores in percent of the best known, the preferred one first."""
 REFERENCES = {"random": "random", "memoryless": "best without memory", "oracle": "oracle", "human": "human"}
 """Scores that are not agents', see `envs.reference_scores`, and their names in tables."""
-ROWS, STEPS = 16, 20
+ROWS = 16
+STEPS = 20
 """Environments that act together, and steps, when the time of acting is measured."""
 
 
@@ -81,7 +82,8 @@ class Scoreboard:
 
 def scoreboard(runs: Sequence[FinishedRun]) -> Scoreboard:
     """The table of agents' runs, which may be unfinished (`read_run(live=True)`)."""
-    runs = [replace(run, variant=name) for run, name in zip(runs, label([run.config for run in runs]))]
+    names = label([run.config for run in runs])
+    runs = [replace(run, variant=name) for run, name in zip(runs, names)]
     tasks = list(dict.fromkeys(run.data for run in runs))
     variants = list(dict.fromkeys(run.variant for run in runs))
     cells = {}
@@ -121,10 +123,17 @@ def _cell(runs: Sequence[FinishedRun]) -> Cell:
     scores = np.array([run.summary["return.mean"] for run in runs])
     score = estimate(mean, [scores])
     if len(runs) == 1:
-        ends = (float(runs[0].summary.get(f"return.{end}", math.nan)) for end in ("low", "high"))
-        score = Estimate(score.value, *ends)
+        summary = runs[0].summary
+        low = float(summary.get("return.low", math.nan))
+        high = float(summary.get("return.high", math.nan))
+        score = Estimate(score.value, low, high)
+
+    # On the preferred one of the scales that all runs have.
+    normalised: tuple[float, ...] = ()
     scales = [scale for scale in NORMALISED if all(scale in run.summary for run in runs)]
-    normalised = tuple(float(run.summary[scales[0]]) for run in runs) if scales else ()
+    if scales:
+        normalised = tuple(float(run.summary[scales[0]]) for run in runs)
+
     shares = []
     for run in runs:
         counter, total = run.config.goal
@@ -201,9 +210,11 @@ def as_table(board: Scoreboard) -> dict[str, Any]:
     if board.overall:
         last: list[Any] = ["interquartile mean, % of the best known", *[""] * len(named)]
         for variant in board.variants:
-            mean_score = board.overall.get(variant)
-            shown = {"text": f"{mean_score.value:.1f}", "small": _interval(mean_score)} if mean_score else "-"
-            last.append(shown)
+            score = board.overall.get(variant)
+            if score is None:
+                last.append("-")
+            else:
+                last.append({"text": f"{score.value:.1f}", "small": _interval(score)})
         rows.append(last)
     titles = [REFERENCES[name] for name in named]
     return {"head": ["task", *titles, *board.variants], "rows": rows}

@@ -19,4 +19,5 @@ def log_recordings(run: Path, step: int, recordings: Sequence[Recording]) -> Non
         for index, layer in enumerate(recordings[0].attention):
             weights = np.sqrt(np.maximum(layer.by_step(), 0))
             shades = np.rint(255 * weights / weights.max()).astype(np.uint8)
-            events.add_image(f"attention/layer_{index}", shades.repeat(2, 0).repeat(2, 1), step, dataformats="HW")
+            enlarged = shades.repeat(2, axis=0).repeat(2, axis=1)
+            events.add_image(f"attention/layer_{index}", enlarged, step, dataformats="HW")

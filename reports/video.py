@@ -257,12 +257,12 @@ class Frame:
 
     def map(self, plan: dict[str, Any], poses: np.ndarray) -> None:
         """The path from above in what is left of the panel; y grows to the left of a player who looks along x."""
-        walls = np.array(plan["walls"]).reshape(-1, 2, 2)
+        walls = np.array(plan["walls"]).reshape(-1, 2, 2)  # [walls, ends, x and y]
         low = walls.min(axis=(0, 1))
         extent = walls.max(axis=(0, 1)) - low
         height = self.image.height - self.top - 30
         if height < 40:
-            return
+            return  # there is no room
         scale = (np.array([self.width, height]) / extent).min()
         bottom = self.top + 16 + extent[1] * scale
 
@@ -280,7 +280,7 @@ class Frame:
             x, y = point(spot)
             circle(x, y, 4, outline=FAINT)
 
-        # The way of the last steps, brighter toward the present one.
+        # The way of the last steps, brighter toward the present one: from the colour BAND to the colour TEXT.
         recent = poses[-60:]
         for number, pose in enumerate(recent, 1):
             x, y = point(pose)
