@@ -106,7 +106,12 @@ def enwik8(path: Path) -> Corpus:
 
 def wikitext103(path: Path) -> Corpus:
     """WikiText-103 as `wiki.train.tokens`, `wiki.valid.tokens` and `wiki.test.tokens` in a folder."""
-    return _own_splits({split: [path / f"wiki.{split}.tokens"] for split in SPLITS})
+    names = {split: f"wiki.{split}.tokens" for split in SPLITS}
+    for name in names.values():
+        if not (path / name).is_file():
+            expected = f"expected a folder with {', '.join(names.values())}"
+            raise FileNotFoundError(f"{path}: {expected}, found no {name}")
+    return _own_splits({split: [path / name] for split, name in names.items()})
 
 
 def pg19(path: Path) -> Corpus:
@@ -122,6 +127,10 @@ def pg19(path: Path) -> Corpus:
         if not text.strip():
             raise ValueError(f"{book}: expected the text of a book, found none; fetch it again, or remove it")
         held_out.add(text)
+    for split, name in FOLDERS.items():
+        if not books[split]:
+            expected = f"expected books ID.txt in its folders {', '.join(FOLDERS.values())}"
+            raise FileNotFoundError(f"{path}: {expected}, found none in {name}")
 
     # Only books of train that are as long as a held-out one need to be read.
     sizes = {len(text) for text in held_out}

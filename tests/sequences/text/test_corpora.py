@@ -276,10 +276,10 @@ class TestErrors:
         [
             (FileNotFoundError, "folder", "none", "none: expected folder, found nothing there"),
             (ValueError, "folder", "", "expected text for train, found none"),
-            (FileNotFoundError, "wikitext103", "", "wiki.test.tokens"),
+            (FileNotFoundError, "wikitext103", "", r"folder with wiki.train.tokens, .*, found no wiki.train.tokens"),
             (FileNotFoundError, "enwik8", "", "enwik8: expected a file, found none"),
             (ValueError, "enwik8", None, "path: expected where enwik8 is on this machine .*enwik8.zip"),
-            (ValueError, "pg19", "", "expected text for train, found none"),
+            (FileNotFoundError, "pg19", "", "books ID.txt in its folders train, validation, test, found none in train"),
         ],
     )
     def test_missing_files(
