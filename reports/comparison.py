@@ -160,9 +160,10 @@ class FinishedRun:
         if threshold is None:
             return None
         sign = -1 if scale.lower else 1
-        for x, score in zip(*self.curve(scale)):
+        places, scores = self.curve(scale)
+        for place, score in zip(places, scores):
             if sign * score >= sign * threshold:
-                return float(x)
+                return float(place)
         return None
 
     @property

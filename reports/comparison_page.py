@@ -100,12 +100,14 @@ def tables(comparison: Comparison) -> dict[str, list[dict[str, Any]]]:
         for run, reached in zip(variant.runs, variant.reached):
             which = {"variant": variant.name, kind.data: run.data, "seed": run.config.seed}
             runs.append(which | _run_row(comparison, variant, run, reached))
-            for x, y in zip(*run.curve(comparison.scale)):
-                curves.append(which | {kind.unit: x, score: y})
+            places, scores = run.curve(comparison.scale)
+            for place, measured in zip(places, scores):
+                curves.append(which | {kind.unit: place, score: measured})
         for data in comparison.data:
             which = {"variant": variant.name, kind.data: data}
-            for x, mean, low, high in zip(*comparison.curve(variant.name, data)):
-                curve_intervals.append(which | {kind.unit: x, "mean": mean, "low": low, "high": high})
+            places, means, lows, highs = comparison.curve(variant.name, data)
+            for place, mean, low, high in zip(places, means, lows, highs):
+                curve_intervals.append(which | {kind.unit: place, "mean": mean, "low": low, "high": high})
 
     improvements = []
     for (ours, theirs), better in comparison.improvements.items():

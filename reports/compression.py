@@ -245,7 +245,8 @@ def conclusion(
     """
     # Means over the rows, of each column.
     columns = []
-    for cells in zip(*rows):
+    for number in range(len(rows[0])):
+        cells = [row[number] for row in rows]
         columns.append({end: np.mean([cell[end] for cell in cells]) for end in ENDS})
     slot, *inputs = columns
     before = max(inputs, key=lambda each: each["value"])

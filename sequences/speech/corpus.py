@@ -212,9 +212,11 @@ def _files(config: CorpusConfig) -> tuple[list[_Source], int, dict[str, Any]]:
     if config.sample_rate is None and len(rates) > 1:
         listing = ", ".join(f"{rate} in {name}" for rate, name in rates.items())
         raise ValueError(f"sample_rate: expected a number, for rates differ: {listing}")
-    rate = config.sample_rate or next(iter(rates))
+    rate_of_corpus = config.sample_rate
+    if rate_of_corpus is None:
+        (rate_of_corpus,) = rates
     used = {source.name: files[source.name] for source in sources}
-    return sources, rate, identity_of(config.path, used)
+    return sources, rate_of_corpus, identity_of(config.path, used)
 
 
 def open_built(folder: Path) -> Corpus:
