@@ -21,7 +21,7 @@ import torch
 
 from agent import Agent
 from agent.core import CORES
-from benchmarks.common import run
+from benchmarks.common import require_names, run
 from storage.exchange import KEY, write_onnx
 from storage.run import Run
 from training.evaluation import load_trained_agent
@@ -44,6 +44,7 @@ class Options:
 
 
 def measure(options: Options) -> dict[str, Any]:
+    require_names("cores", options.cores, CORES)
     found: dict[str, Any] = {"steps": options.steps}
     failed = []
     for name, agent in _agents(options):

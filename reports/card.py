@@ -85,7 +85,9 @@ def _scores(summary: Json) -> list[tuple[str, float, str]]:
             continue
         in_words = field.replace("_", " ")
         if _is_number(score.get("low")) and _is_number(score.get("high")):
-            in_words += f" over {summary['episodes']} episodes, 95 % [{score['low']:.4g}, {score['high']:.4g}]"
+            if _is_number(summary.get("episodes")):
+                in_words += f" over {summary['episodes']} episodes"
+            in_words += f", 95 % [{score['low']:.4g}, {score['high']:.4g}]"
         found.append((metric, round(score["mean"], 4), in_words))
     return found
 

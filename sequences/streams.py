@@ -52,7 +52,7 @@ class Streams:
         shard: tuple[int, int] = (0, 1),
     ) -> None:
         if len(tokens) <= rows * steps:
-            least = f"the {rows} x {steps} of one batch (rows x steps)"
+            least = f"the {rows} x {steps} of one batch (batch size x sequence length)"
             raise ValueError(f"tokens: expected more than {least}, got {len(tokens)}")
         rank, size = shard
         if rows % size:

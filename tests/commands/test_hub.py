@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
+from reports.card import _scores
 from storage import checkpoints
 from tests import hub
 from tests.commands.cli import Commands, run
@@ -44,6 +45,10 @@ def ask(here: Hub, tmp_path: Path) -> Callable[..., Any]:
     return call
 
 
+def test_a_score_without_a_number_of_episodes_has_its_interval() -> None:
+    assert _scores({"return": {"mean": 1.0, "low": 0.5, "high": 2.0}}) == [("mean_reward", 1.0, "return, 95 % [0.5, 2]")]
+
+
 def test_an_agent_goes_to_the_hub_and_comes_back(
     here: Hub, ask: Callable[..., str], finished: tuple[Path, str], tmp_path: Path
 ) -> None:
@@ -59,6 +64,7 @@ def test_an_agent_goes_to_the_hub_and_comes_back(
     evaluation = json.loads(files["evaluation.json"])
     (result,) = metadata["model-index"][0]["results"]
     assert (metadata["license"], metadata["library_name"]) == ("mit", "compressive-impala")
+    assert f"return over {evaluation['episodes']} episodes, 95 % [" in result["metrics"][0]["name"]
     assert result["metrics"][0]["value"] == pytest.approx(evaluation["return"]["mean"], abs=1e-3)
     assert result["dataset"]["type"] == "rooms:small"
     for line in ("| core | compressive |", f"compressive evaluate hf://{NAME}", "--local", "curve.png"):

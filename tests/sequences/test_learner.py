@@ -254,7 +254,9 @@ def test_a_least_rate_above_the_rate_is_refused() -> None:
 
 
 def test_sources_that_do_not_fit_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"expected more than the 4 x 8 of one batch \(rows x steps\), got 32"):
+    with pytest.raises(
+        ValueError, match=r"expected more than the 4 x 8 of one batch \(batch size x sequence length\), got 32"
+    ):
         Streams(TOKENS[:32], 4, 8)
     with pytest.raises(ValueError, match="rows: expected a multiple of the 3 learners, got 4"):
         Streams(TOKENS, 4, 8, shard=(0, 3))
