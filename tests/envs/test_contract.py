@@ -23,7 +23,7 @@ from tests.envs.lab import Lab, Module
 
 SPECS = (
     "rooms:small,episode_frames=50",
-    "rooms:full,looks=train,redraw_match=True,examples=2,delay_frames=30,episode_frames=120,image_width=64",
+    "rooms:full,looks=choose,redraw_match=True,examples=2,delay_frames=30,episode_frames=120,image_width=64",
     "dmlab:rooms_select_nonmatching_object,image_height=24,image_width=32,processes=0",
     "diagnostic:recall,delay=5",
     "diagnostic:tmaze,length=2",

@@ -18,9 +18,9 @@ from envs.rooms import VARIANTS, RoomsVectorEnv, oracle_actions
 SPECS = (
     "rooms:small,episode_frames=50",
     "rooms:full,image_height=40,image_width=64,episode_frames=150",
-    "rooms:transfer,image_height=40,image_width=64,episode_frames=130,examples=2,delay_frames=30,redraw_match=True",
+    "rooms:transfer-choose,image_height=40,image_width=64,episode_frames=130,examples=2,delay_frames=30,redraw_match=True",
     "rooms:full-half,episode_frames=150",
-    "rooms:transfer,image_height=20,image_width=32,shrink=2,episode_frames=130,own_view=True",
+    "rooms:transfer-choose,image_height=20,image_width=32,shrink=2,episode_frames=130,own_view=True",
     "rooms:small-recall,episode_frames=700",
     "diagnostic:recall,delay=5",
     "diagnostic:recall,delay=1,symbols=7",

@@ -20,7 +20,7 @@ from training.evaluation import evaluate, load_trained_agent
 from training.plain import to_plain
 from training.trainer import Trainer
 
-ENV = "rooms:small,looks=train"
+ENV = "rooms:small,looks=choose"
 TAUGHT: dict[str, Any] = {
     "env": f"{ENV},own_view=True",
     "learner": dataclasses.replace(CONFIG.learner, teacher_cost=1.0, teacher_cost_end=0.5),
