@@ -10,7 +10,7 @@ import envs
 from envs.registry import rooms_config
 from envs.rooms import RoomsEnv, RoomsVectorEnv, look, oracle_actions
 from envs.rooms.level import ROOM_2
-from envs.rooms.surfaces import FAMILIES, Pattern, noise
+from envs.rooms.surfaces import FAMILIES, Pattern, noise, surface
 from envs.rooms.textures import TEXTURE_COUNTS, TILE
 
 pytestmark = pytest.mark.xdist_group("looks")  # random surfaces are painted once in a process, for seconds
@@ -184,3 +184,26 @@ def test_objects_are_seen_and_told_apart_by_colour(group: str) -> None:
             nearest = np.argmax(bright @ palette.T / np.linalg.norm(bright, axis=1, keepdims=True), axis=1)
             told.append(changed[one].sum() > 60 and (nearest == colour).sum() > 0.8 * len(nearest))
     assert np.mean(told) >= 0.95
+
+
+@pytest.mark.parametrize("group", FAMILIES)
+def test_a_grid_may_be_given_by_its_axes(group: str) -> None:
+    """A surface is the same on all points of a grid and on its two axes, [X, 1] and [1, Y]."""
+    for seed in range(24):
+        drawn = []
+        for sparse in (False, True):
+            x, y = np.meshgrid(np.arange(0.5, 60), np.arange(0.5, 40), indexing="ij", sparse=sparse)
+            drawn.append(surface(x, y, group, seed, np.random.default_rng(seed)))
+        assert drawn[0].shape == (60, 40, 3)
+        np.testing.assert_array_equal(*drawn)
+
+
+def test_rows_of_a_pattern_lie_along_either_axis() -> None:
+    x, y = np.meshgrid(np.arange(64.0), np.arange(64.0), indexing="ij", sparse=True)
+    names = [pattern.__name__ for pattern in FAMILIES["train"]]
+    constant = set()
+    for repetition in range(20):
+        seed = names.index("_stripes") + len(names) * repetition
+        stripes = surface(x, y, "train", seed, np.random.default_rng(seed))
+        constant.add(((stripes == stripes[:1]).all(), (stripes == stripes[:, :1]).all()))
+    assert {(True, False), (False, True)} <= constant
