@@ -631,6 +631,8 @@ def test_wide_pictures_of_steps_are_beside_each_other(tab: Any, tmp_path: Path) 
     show(tab, page)
     tab.keyboard.press("End")
     assert tab.evaluate("DATA.sheet.width / DATA.sheet.height") > 4
+    # Pictures get their size when they are drawn, soon after the key.
+    tab.wait_for_function("[...document.querySelectorAll('.slot canvas')].some((canvas) => canvas.clientWidth > 200)")
     found = tab.locator(".slot canvas").evaluate_all(
         "(all) => all.map((canvas) => [canvas.clientWidth, Number(canvas.parentElement.dataset.size)])"
     )
