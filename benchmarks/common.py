@@ -38,14 +38,6 @@ def run(measure: Callable[[Any], dict[str, Any]], options: Any) -> None:
     sys.exit(bool(figures.get("failed")))
 
 
-def require_names(option: str, names: Iterable[str], known: Iterable[str]) -> None:
-    """Raises a ValueError if an option has a name that is not known."""
-    expected = list(known)
-    for name in names:
-        if name not in expected:
-            raise ValueError(f"--{option}: expected names out of {', '.join(expected)}, got {name!r}")
-
-
 def in_turns(
     works: Mapping[Name, Callable[[], float]],
     seconds: float,

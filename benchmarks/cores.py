@@ -17,7 +17,8 @@ from torch import nn
 
 from agent.core import detach_state, make_core, state_bytes
 from agent.core.config import CoreConfig, matched_cores
-from benchmarks.common import in_turns, markdown, require_names, run
+from benchmarks.common import in_turns, markdown, run
+from training.config import require_one_of
 
 SIZE = 64
 SIZES = {"model_size": SIZE, "num_layers": 2, "num_heads": 4, "mlp_size": 128, "segment_size": 16, "norm": "pre"}
@@ -41,7 +42,8 @@ class Options:
 def measure(options: Options) -> dict[str, Any]:
     configs: dict[str, CoreConfig] = matched_cores(SIZES, SLOTS, SLOTS)
     names = options.cores or tuple(configs)
-    require_names("cores", names, configs)
+    for name in names:
+        require_one_of("cores", name, configs)
     works: dict[tuple[str, str], Callable[[], float]] = {}
     states = {}
     for name in names:

@@ -21,9 +21,10 @@ import torch
 
 from agent import Agent
 from agent.core import CORES
-from benchmarks.common import require_names, run
+from benchmarks.common import run
 from storage.exchange import KEY, write_onnx
 from storage.run import Run
+from training.config import require_one_of
 from training.evaluation import load_trained_agent
 from training.factories import make_agent
 from training.presets import make_preset
@@ -44,7 +45,8 @@ class Options:
 
 
 def measure(options: Options) -> dict[str, Any]:
-    require_names("cores", options.cores, CORES)
+    for core in options.cores:
+        require_one_of("cores", core, CORES)
     found: dict[str, Any] = {"steps": options.steps}
     failed = []
     for name, agent in _agents(options):

@@ -89,14 +89,17 @@ def _require_no_report(folder: Path) -> None:
 def _begin(
     options: CompareOptions, words: Sequence[str], command: str, console: Console
 ) -> tuple[Path, dict[str, Any], str]:
-    """A new sweep, or one of the same folder and trials: as `_resume`. Says first what a suite will cost."""
+    """A new sweep, one of the same folder and trials, or one with trials added: as `_resume`.
+
+    Says first what a suite will cost, or what is added to it.
+    """
     asked = _plan(options, words)
     folder = options.folder or _folder(options, asked)
     folder = folder.absolute()
     trials, command = sweep.begin(folder, asked, command, options.add)
     todo = [name for name in asked if not (folder / name).exists()]
-    is_begun = len(todo) < len(asked) and not options.add
-    if options.suite and todo and not is_begun:
+    is_new = options.add or len(todo) == len(asked)
+    if options.suite and todo and is_new:
         with Busy(console, "trying each task and each core"):
             cost = _cost(asked, todo, options)
         say_all(console, {"cost": cost})

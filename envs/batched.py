@@ -143,8 +143,8 @@ class BatchedEnv(VectorEnv):
     def set_state(self, state: dict[str, NDArray]) -> Any:
         """Continues from a state of `get_state` and returns its observations [N, ...]."""
         for name in sorted(self.arrays.keys() | state.keys()):
-            expected = _form(self.arrays.get(name))
-            given = _form(state.get(name))
+            expected = form_of(self.arrays.get(name))
+            given = form_of(state.get(name))
             if given != expected:
                 raise ValueError(f"state[{name!r}]: expected {expected}, got {given}")
         for name, own in self.arrays.items():
@@ -154,11 +154,10 @@ class BatchedEnv(VectorEnv):
         return self.observe()
 
 
-def _form(array: NDArray | None) -> str:
-    """The dtype and shape of an array, for errors; None is "nothing"."""
+def form_of(array: Any) -> str:
+    """The dtype and shape of an array or a tensor, for errors; None is "nothing"."""
     if array is None:
         return "nothing"
-    array = np.asarray(array)
     return f"{array.dtype} {list(array.shape)}"
 
 

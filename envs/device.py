@@ -9,6 +9,8 @@ from abc import ABC, abstractmethod
 import torch
 from torch import Tensor
 
+from envs.batched import form_of
+
 
 class DeviceEnv(ABC):
     """N environments stepped together on a device. A row depends on its own seed and actions only.
@@ -88,8 +90,8 @@ class DeviceEnv(ABC):
         """Continues from a state of `get_state`, with its observation. Raises a ValueError if it has another form."""
         own = self._whole_state()
         for name in sorted(own.keys() | state.keys()):
-            expected = _form(own.get(name))
-            given = _form(state.get(name))
+            expected = form_of(own.get(name))
+            given = form_of(state.get(name))
             if given != expected:
                 raise ValueError(f"state[{name!r}]: expected {expected}, got {given}")
         for name, tensor in own.items():
@@ -101,10 +103,3 @@ class DeviceEnv(ABC):
     def _whole_state(self) -> dict[str, Tensor]:
         """`state`, and which episodes are over."""
         return {**self.state, "terminated": self.terminated, "truncated": self.truncated}
-
-
-def _form(tensor: Tensor | None) -> str:
-    """The dtype and shape of a tensor, for errors; None is "nothing"."""
-    if tensor is None:
-        return "nothing"
-    return f"{tensor.dtype} {list(tensor.shape)}"

@@ -172,7 +172,8 @@ class ColorCubes(DiagnosticEnv):
     not the target moves to a free cell. All cubes are shown at the start of the episode and whenever one has moved, and
     never else, so that what is remembered has to be corrected. With `extreme` all later pictures show which cells have
     a cube and not their colours: what moved follows from what was there before. With `area` all of it happens in
-    that many rows and columns of the grid, seen as before: that is easier, and makes stages on the way to the task.
+    that many rows and columns of the grid: an easier task with the same observation space, to learn before or beside
+    the whole one.
 
     The paper gives the idea and names (Trivial: `teleport=0`; Medium; Extreme); size of the grid, numbers, probability,
     rewards, and that a wrong cube ends the episode are choices made here. Episodes are truncated after 8 size targets
@@ -219,6 +220,8 @@ class ColorCubes(DiagnosticEnv):
         self.teleport = float(teleport)
         self.extreme = extreme
         self.area = area
+        cells = np.arange(area * area)
+        self.place_in_grid = cells // area * size + cells % area
         self.shapes = {"cell": (colours,)}
         self.limit = 8 * size * targets
         features = 2 * size + colours + 1 + size * size * (colours + 1)
@@ -304,9 +307,9 @@ class ColorCubes(DiagnosticEnv):
         # The cells of each colour, and after these of any colour, which are shown in the extreme variant as well.
         any_colour = self.colours
         cubes = np.zeros((self.num_envs, self.colours + 1, self.size * self.size), np.float32)
+        places = self.place_in_grid[self.cell]
         for colour in range(self.colours):
-            # Where it is in the whole grid.
-            cell = self.cell[:, colour] // self.area * self.size + self.cell[:, colour] % self.area
+            cell = places[:, colour]
             cubes[rows, colour, cell] = self.shown == 1
             cubes[rows, any_colour, cell] = self.shown > 0
 

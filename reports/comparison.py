@@ -389,8 +389,7 @@ class Comparison:
         counts = [len(self.of(name, data)) for name, data in itertools.product(self.names, self.data)]
         self.fewest = min(counts)
         self.variants = [self._variant(name) for name in self.names]
-        extreme = min if self.scale.lower else max
-        self.best = extreme(self.variants, key=lambda variant: variant.score.value)
+        self.best = self.best_of(self.variants)
 
     def _common_scale(self) -> Scale:
         """The first scale on which all runs have scores that can be compared.
@@ -416,6 +415,11 @@ class Comparison:
         if len(self.data) > 1 and not is_common:
             raise NotJoined(f"{mixed}: expected {needed}, got {', '.join(self.data)}")
         return scales[0]
+
+    def best_of(self, variants: Sequence[Variant]) -> Variant:
+        """The variant with the best score, the first one of equal ones."""
+        extreme = min if self.scale.lower else max
+        return extreme(variants, key=lambda variant: variant.score.value)
 
     def of(self, name: str, data: str) -> list[FinishedRun]:
         """The runs of a variant on an environment or corpus."""

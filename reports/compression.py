@@ -11,6 +11,8 @@ from reports.probes import ENDS, FOLDS, explained_cell, read_in_others, right_ce
 from reports.tables import enumerated
 from reports.views import coloured, webp
 
+SHAPE_NAMES = sorted((name.replace("_", " ") for name in SHAPES), key=len, reverse=True)
+"""The shapes of `rooms` in words. Longer names first: "pot cone" before "cone"."""
 EACH = 6
 """Fewest episodes for each answer that a probe chooses from."""
 NAMED_ANSWERS = 4
@@ -184,9 +186,7 @@ def _parts(things: np.ndarray) -> dict[str, list[str]]:
 
 def _shape_of(thing: str) -> str:
     """The shape at the end of a name such as "green cone"; empty if the name does not end with one of `rooms`."""
-    # Longer names first: "pot cone" before "cone".
-    shapes = [name.replace("_", " ") for name in SHAPES]
-    for shape in sorted(shapes, key=len, reverse=True):
+    for shape in SHAPE_NAMES:
         if thing.endswith(f" {shape}"):
             return shape
     return ""

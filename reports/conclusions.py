@@ -5,7 +5,7 @@ The tables and charts beside these sentences are built in `reports.comparison_pa
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from actors.intervals import Sample
@@ -77,7 +77,7 @@ def needed(comparison: Comparison) -> str:
     if not not_confirmed or comparison.fewest < 2 or len(comparison.data) > 1:
         return ""
     best = comparison.best.name
-    rival = _best_of(comparison, [variant for variant in comparison.variants if variant.name in not_confirmed]).name
+    rival = comparison.best_of([variant for variant in comparison.variants if variant.name in not_confirmed]).name
 
     chance = comparison.chance(best, rival)
     improvement = comparison.improvements[best, rival].value
@@ -109,12 +109,6 @@ def _caution(comparison: Comparison) -> str:
     return ""
 
 
-def _best_of(comparison: Comparison, variants: Sequence[Variant]) -> Variant:
-    """The variant with the best score, the first one of equal ones."""
-    extreme = min if comparison.scale.lower else max
-    return extreme(variants, key=lambda variant: variant.score.value)
-
-
 def _sentences(*sentences: str) -> str:
     return " ".join(sentence for sentence in sentences if sentence)
 
@@ -140,7 +134,7 @@ def next_best(comparison: Comparison) -> dict[str, Any]:
     others = [variant for variant in comparison.variants if variant is not best]
     if not others or comparison.fewest < 2:
         return {}
-    other = _best_of(comparison, others)
+    other = comparison.best_of(others)
     improvement = comparison.improvements[best.name, other.name]
     probability = f"{100 * improvement.value:.0f} %"
 

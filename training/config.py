@@ -8,7 +8,7 @@ What each part means is documented beside what it configures (`agent`, `actors`,
 import dataclasses
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, Protocol, Self, TypeVar
 
@@ -305,12 +305,18 @@ class RunConfig(Checked):
         return dataclasses.replace(self, from_run=absolute(self.from_run))
 
 
-def find_preset(presets: Mapping[str, Callable[[str], Config]], cores: Iterable[str], preset: str, core: str) -> Config:
+def require_one_of(field: str, name: str, names: Collection[str]) -> None:
+    """Raises a ValueError that lists the names if a name is not among them."""
+    if name not in names:
+        raise ValueError(f"{field}: expected one of {', '.join(names)}, got {name!r}")
+
+
+def find_preset(
+    presets: Mapping[str, Callable[[str], Config]], cores: Collection[str], preset: str, core: str
+) -> Config:
     """A preset by name, with a core by name; raises a ValueError that lists the names if there is no such one."""
-    if preset not in presets:
-        raise ValueError(f"preset: expected one of {', '.join(presets)}, got {preset!r}")
-    if core not in cores:
-        raise ValueError(f"core: expected one of {', '.join(cores)}, got {core!r}")
+    require_one_of("preset", preset, presets)
+    require_one_of("core", core, cores)
     make = presets[preset]
     return make(core)
 

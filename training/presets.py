@@ -140,7 +140,8 @@ def transfer(core: str = "compressive") -> RunConfig:
     teacher sees the level's own look of the same states, and so knows what to do. Reinforcement learning alone, also
     from the teacher's weights, stays at chance here. The agent needs no stages, because it is shown the way; the weight
     of the teacher's advice falls, so that the agent may become better than it. Nor does it need to explore much, and
-    with odd surfaces an entropy bonus costs several points: it falls to 0. 8 minutes of a GPU, with `--resident`.
+    with odd surfaces an entropy bonus costs several points: it falls to 0. With Transformer-XL and `--resident` a run
+    takes 8 minutes of a GPU.
     """
     config = level(core)
     teacher = "pretrained/level-transformer-xl" if core == "transformer-xl" else "pretrained/level"

@@ -292,7 +292,7 @@ def surface(x: Floats, y: Floats, group: str, seed: int, rng: np.random.Generato
     contrast = rng.uniform(0.15, 1.0)
     light = dark + contrast * (light - dark)
 
-    shade = _filled(x, y, 0.0)
+    shade = _filled(x, y, 0.0)  # at all points, also if the pattern depends on one axis alone
     shade += np.clip(pattern(x, y, rng), 0.0, 1.0)
     if group == "train" and rng.random() < 0.4:  # two patterns at once
         other = family[rng.integers(len(family))]

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.common import cpu_seconds, family, in_turns, marked, require_names
+from benchmarks.common import cpu_seconds, family, in_turns, marked
 
 BUSY = "import time\nwhile time.process_time() < .3: pass\ntime.sleep(60)"
 PARENT = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {BUSY!r}])"
@@ -20,13 +20,6 @@ def test_rates_are_medians_measured_in_turns() -> None:
     works = {name: lambda name=name: calls.append(name) or amounts[name].pop(0) for name in amounts}
     assert in_turns(works, 0, turns=3, clock=lambda: float(next(clock))) == {"a": 2, "b": 5}
     assert calls == ["a", "b"] * 4
-
-
-def test_an_unknown_name_is_refused_with_the_known_ones() -> None:
-    require_names("cores", (), ["gru"])
-    require_names("cores", ["lru", "gru"], ["gru", "lru"])
-    with pytest.raises(ValueError, match="--cores: expected names out of gru, lru, got 'rnn'"):
-        require_names("cores", ["gru", "rnn"], ["gru", "lru"])
 
 
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs /proc")
