@@ -233,7 +233,8 @@ def measure_networks(config: RunConfig, seconds: float) -> tuple[Trajectory, dic
     with FlopCounterMode(display=False) as operations, Calls() as calls:
         learner.update(unroll)
     learning = seconds_of(lambda: learner.update(unroll), 0, time.process_time)
-    steps = unroll.action.numel()
+    rows, steps_of_row = unroll.action.shape[:2]
+    steps = rows * steps_of_row
     weight_bytes = sum(weight.nbytes for weight in learner.weights().values())
 
     def take() -> None:

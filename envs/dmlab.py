@@ -230,8 +230,8 @@ def _check_arguments(**given: Any) -> None:
     }
     for name, value in given.items():
         known = allowed[name]
-        is_of_wrong_type = isinstance(known, range) and type(value) is not int
-        if is_of_wrong_type or value not in known:
+        # By type, too, because 1 equals True.
+        if type(value) is not type(known[0]) or value not in known:
             raise ValueError(f"{name}: expected a value in {known}, got {value!r}")
 
 

@@ -19,7 +19,7 @@ SMALLEST = {
     "core": "--seconds 0.01 --turns 1 --batch 1 --plot {folder}/core.svg",
     "density": "storage",
     "digests": "--no-ray --only lstm",
-    "environment": "--seconds 0.01 --specs rooms:small gym:CartPole-v1 --levels small --episodes 8",
+    "environment": "--seconds 0.01 --specs rooms:small gym:tests.envs.odd:Many --levels small --episodes 8",
     "exported": "--steps 3 --rows 2 --cores gru compressive",
     "fidelity": "--traces {folder}/traces.csv",
     "kill_driver": "--kills 2",

@@ -195,6 +195,22 @@ def test_views_that_cannot_be_divided(fields: dict[str, Any], message: str) -> N
         double(**fields)
 
 
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"instruction": 1}, r"instruction: expected a value in \(False, True\), got 1"),
+        ({"test": 0}, r"test: expected a value in \(False, True\), got 0"),
+        ({"action_repeat": True}, r"action_repeat: expected a value in range\(1, \d+\), got True"),
+        ({"image_width": 48.0}, "image_width: expected a value in .*got 48.0"),
+        ({"actions": 9}, "actions: expected a value in .*got 9"),
+    ],
+)
+def test_arguments_have_the_type_of_their_values(fields: dict[str, Any], message: str) -> None:
+    """Although 1 equals True, and 48.0 equals 48."""
+    with pytest.raises(ValueError, match=message):
+        double(**fields)
+
+
 SMALLER = "image_height=36,image_width=48"
 HALF = f"{SMALLER},shrink=2"
 
