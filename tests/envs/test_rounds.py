@@ -34,14 +34,19 @@ def play(
 
 
 def still(env: RoomsVectorEnv) -> NDArray[Any]:
+    """The actions of players who do nothing."""
     return np.full(env.num_envs, FIRE)
 
 
 def visits(seen: dict[str, NDArray[Any]]) -> list[dict[str, NDArray[Any]]]:
-    """For every member the visits it made, as the numbers of the steps at which they began and their state then."""
-    began = np.ones(seen["visit"].shape, bool)
-    began[1:] = (seen["visit"][1:] != seen["visit"][:-1]) | (seen["x"][1:] == seen["x"][0]) & (seen["vx"][1:] == 0)
-    return [{name: array[began[:, i], i] for name, array in seen.items()} for i in range(seen["visit"].shape[1])]
+    """For every member the fields of its state [V] at the beginning of each of its visits."""
+    visit, x, vx = seen["visit"], seen["x"], seen["vx"]
+    is_new = visit[1:] != visit[:-1]
+    at_the_start = (x[1:] == x[0]) & (vx[1:] == 0)
+    began = np.ones(visit.shape, bool)
+    began[1:] = is_new | at_the_start
+    members = visit.shape[1]
+    return [{name: array[began[:, i], i] for name, array in seen.items()} for i in range(members)]
 
 
 @pytest.mark.parametrize("visit_frames", [0, 64])
@@ -51,21 +56,31 @@ def test_a_round_shows_all_examples_before_the_choices(visit_frames: int) -> Non
     for member in visits(seen):
         rounds = len(member["visit"]) // 6
         assert rounds >= 2
-        assert member["visit"][: 6 * rounds].tolist() == [0, 1, 2, 4, 5, 6] * rounds
+        whole_rounds = slice(6 * rounds)
+        # Visits 0 to 2 show the examples, 4 to 6 are the choices; 3 would be the delay.
+        assert member["visit"][whole_rounds].tolist() == [0, 1, 2, 4, 5, 6] * rounds
         for name in ("match", "other", "match_side"):
-            shown, asked = member[name][: 6 * rounds].reshape(rounds, 2, 3).transpose(1, 0, 2)
+            by_round = member[name][whole_rounds].reshape(rounds, 2, 3)
+            shown = by_round[:, 0]
+            asked = by_round[:, 1]
             assert (shown == asked).all()
 
 
 def test_examples_of_a_round_and_of_rounds_are_drawn_independently() -> None:
+    """Visits of one step: each step that shows an example is a draw."""
     config = replace(FIXED, examples=3, visit_frames=4, shapes=("cube",))
     seen, _ = play(config, 60, still, num_envs=512)
-    shown = seen["visit"] < 3
-    match = np.stack([seen["match"][shown[:, i], i] for i in range(512)], 1)
+    is_shown = seen["visit"] < 3
+
+    def draws(name: str) -> NDArray[Any]:
+        """The values [draws, N] of a field while examples are shown."""
+        return np.stack([seen[name][is_shown[:, i], i] for i in range(512)], axis=1)
+
+    match = draws("match")
     assert np.bincount(match.ravel(), minlength=3) / match.size == pytest.approx(1 / 3, abs=0.02)
     for lag in (1, 2, 3):
         assert np.mean(match[lag:] == match[:-lag]) == pytest.approx(1 / 3, abs=0.02)
-    sides = np.stack([seen["match_side"][shown[:, i], i] for i in range(512)], 1)
+    sides = draws("match_side")
     assert sides.mean() == pytest.approx(0.5, abs=0.02)
     assert np.mean(sides[1:] == sides[:-1]) == pytest.approx(0.5, abs=0.02)
 
@@ -75,72 +90,103 @@ def test_the_delay_is_dark_and_still_and_lasts_its_frames(examples: int) -> None
     config = replace(FRAMES, examples=examples, delay_frames=37, image_height=40, image_width=64)
     env = RoomsVectorEnv(4, config)
     env.reset(seed=0)
+    state = env.state
     dark = 0
-    while dark == 0 or env.state.room[0] == DARK:
+    while dark == 0 or state.room[0] == DARK:
         before = env.get_state()
-        view, reward, _, _, _ = env.step(oracle_actions(env))
-        assert (view.max((1, 2, 3)) == 0).tolist() == (env.state.room == DARK).tolist()
+        view, reward, *_ = env.step(oracle_actions(env))
+        is_black = view.max((1, 2, 3)) == 0
+        assert is_black.tolist() == (state.room == DARK).tolist()
         if before["room"][0] == DARK:
             assert reward[0] == 0.0
             assert before["visit"][0] == examples
-        dark += env.state.room[0] == DARK
-        assert env.state.frame[0] < 400
-    state = env.state
+        dark += state.room[0] == DARK
+        assert state.frame[0] < 400, "the delay has not begun"
     assert dark == 37
     assert (state.room[0], state.visit[0], state.x[0], state.vx[0]) == (ROOM_2, examples + 1, 288, 400)
 
 
 def test_without_fixed_visits_only_the_delay_differs() -> None:
     """The same player plays the same trials, each later by the delay."""
-    a, b = (play(replace(FRAMES, delay_frames=delay), 500, num_envs=8, seed=1)[0] for delay in (0, 37))
     drawn = ("match", "other", "example_side", "match_side", "correct")
+
+    def trials(seen: dict[str, NDArray[Any]], i: int) -> NDArray[Any]:
+        """What was drawn for each trial [trials, fields] of a player, as it is found in the second room."""
+        choosing = seen["room"][:, i] == ROOM_2
+        fields = np.stack([seen[name][choosing, i] for name in drawn], axis=1)
+        is_new = np.ones(len(fields), bool)
+        is_new[1:] = (fields[1:] != fields[:-1]).any(axis=1)
+        return fields[is_new]
+
+    def arrival(seen: dict[str, NDArray[Any]], i: int) -> int:
+        """The frame in which a player first is in the second room."""
+        return (seen["room"][:, i] == ROOM_2).argmax()
+
+    prompt, _ = play(FRAMES, 500, num_envs=8, seed=1)
+    delayed, _ = play(replace(FRAMES, delay_frames=37), 500, num_envs=8, seed=1)
     for i in range(8):
-        trials = [np.transpose([s[name][s["room"][:, i] == ROOM_2, i] for name in drawn]) for s in (a, b)]
-        first, second = (each[np.r_[True, (each[1:] != each[:-1]).any(1)]] for each in trials)
-        assert len(second) == 3
-        assert (first[: len(second)] == second).all()
-        arrivals = [(s["room"][:, i] == ROOM_2).argmax() for s in (a, b)]
-        assert arrivals[1] - arrivals[0] == 37
+        expected = trials(prompt, i)
+        found = trials(delayed, i)
+        assert len(found) == 3
+        assert (found == expected[: len(found)]).all()
+        assert arrival(delayed, i) - arrival(prompt, i) == 37
 
 
 def test_fixed_visits_take_their_time_whatever_the_player_does() -> None:
-    config, schedule = replace(FIXED, examples=2, delay_frames=20), np.repeat([0, 1, 2, 3, 4], [16, 16, 5, 16, 16])
-    (played, rewards), (passive, nothing) = (play(config, 10 * 69, policy) for policy in (oracle_actions, still))
+    config = replace(FIXED, examples=2, delay_frames=20)
+    schedule = [0] * 16 + [1] * 16 + [2] * 5 + [3] * 16 + [4] * 16  # visit 2 is the delay
+    rounds = 10
+    steps = rounds * len(schedule)
+    played, rewards = play(config, steps, oracle_actions)
+    passive, nothing = play(config, steps, still)
+
     for seen in (played, passive):
-        assert (seen["visit"][:-1] == np.tile(schedule, 10)[:, None]).all()
+        assert (seen["visit"][:-1] == np.tile(schedule, rounds)[:, None]).all()
     assert not nothing.any()
-    assert rewards.sum(0).tolist() == [10 * 2 * 11.0] * 64
+    assert rewards.sum(0).tolist() == [rounds * 2 * 11.0] * 64, "1 for a teleport and 10 for a right choice"
     early = (played["room"] == DARK) & (played["visit"] != 2)
     assert early.any(), "a player that finishes sooner waits in the dark"
 
 
 def test_a_visit_begins_as_the_first_does_whatever_the_player_was_doing() -> None:
-    """Moved on in the air and askew, to the next choice and to the next example; only what yaw rounds off remains."""
+    """Players are moved on while they fall and look aside, to the next choice and to the next example.
+
+    Of the old state, only what the engine rounds off the yaw may remain.
+    """
     env = RoomsVectorEnv(1, replace(FRAMES, examples=2, visit_frames=7))
     env.reset(seed=0)
-    begun: dict[str, Any] = {}
+    actions = (NINE.index("strafe right"), NINE.index("look left, forward"))
+    begun: list[dict[str, Any]] = []
     falling = []
     for frame in range(60):
-        visit = int(env.state.visit[0])
-        if env.state.clock[0] == 1:  # the next visit begins; as of a player who has touched something
-            env.state.taken[:], env.state.thrown[:] = 1, 9
+        visit = env.state.visit[0]
+        if env.state.clock[0] == 1:  # the next frame begins the next visit
             falling.append(env.state.vz[0] < 0)
-        env.step(np.array([NINE.index("look left, forward" if frame % 2 else "strafe right")]))
+            # As of a player who has just touched something.
+            env.state.taken[:] = 1
+            env.state.thrown[:] = 9
+        env.step(np.array([actions[frame % 2]]))
         if env.state.visit[0] != visit:
-            begun.setdefault(int(env.state.visit[0]), []).append({n: a[0] for n, a in env.get_state().items()})
-    assert list(begun) == [1, 3, 4, 0]
+            begun.append({name: array[0] for name, array in env.get_state().items()})
+
+    assert [state["visit"] for state in begun][:4] == [1, 3, 4, 0]
+    assert {state["visit"] for state in begun} == {0, 1, 3, 4}
     assert falling[:4] == [False, False, True, True]
-    for states in begun.values():
-        for state in states:
-            choosing = state["visit"] > 2
-            place = (288, -64, 24.875, 400) if choosing else (-232, -64, 0, 0)
-            assert tuple(state[name] for name in ("x", "y", "z", "vx")) == place
-            assert (state["vy"], state["vz"], state["pitch"], state["taken"]) == (0, 0, 0, -1)
-            assert (state["thrown"], state["clock"]) == (160 if choosing else 0, 7)
-            assert state["room"] == (ROOM_2 if choosing else ROOM_1)
-            assert abs(state["yaw"]) < (360 / 65536 if choosing else 1e-9)
-            if not choosing:
-                assert (state["shown"], state["time"]) == (state["frame"] - 1, LOADED + 14)
+    for state in begun:
+        assert (state["vy"], state["vz"], state["pitch"]) == (0, 0, 0)
+        assert (state["taken"], state["clock"]) == (-1, 7)
+        position = (state["x"], state["y"], state["z"])
+        if state["visit"] > 2:  # a choice
+            assert state["room"] == ROOM_2
+            assert position == (288, -64, 24.875)
+            assert (state["vx"], state["thrown"]) == (400, 160)
+            assert abs(state["yaw"]) < 360 / 65536
+        else:
+            assert state["room"] == ROOM_1
+            assert position == (-232, -64, 0)
+            assert (state["vx"], state["thrown"]) == (0, 0)
+            assert abs(state["yaw"]) < 1e-9
+            assert (state["shown"], state["time"]) == (state["frame"] - 1, LOADED + 14)
 
 
 def test_an_action_before_the_level_is_loaded_is_ignored() -> None:
@@ -186,38 +232,51 @@ SPANS = {
 
 @pytest.mark.parametrize("variant", list(VARIANTS))
 def test_memory_spans_of_the_variants(variant: str) -> None:
-    spans = memory_spans(*(RoomsVectorEnv(8 if variant in SPANS else 1, VARIANTS[variant]) for _ in range(2)))
+    rows = 8 if variant in SPANS else 1
+    env = RoomsVectorEnv(rows, VARIANTS[variant])
+    altered = RoomsVectorEnv(rows, VARIANTS[variant])
+    spans = memory_spans(env, altered)
     if variant in SPANS:
         assert (spans.min(), spans.max()) == SPANS[variant]
     else:
-        assert spans.max() == int(variant.rpartition("-")[2])
+        stated = int(variant.rpartition("-")[2])
+        assert spans.max() == stated
         assert spans.max() - spans.min() <= 1
 
 
-@pytest.mark.parametrize("env", ["small", "small-recall", "full-half", replace(VARIANTS["small"], redraw_match=True)])
-def test_counterfactuals_show_the_other_example_and_the_same_choices(env: Any) -> None:
+@pytest.mark.parametrize(
+    "config", ["small", "small-recall", "full-half", replace(VARIANTS["small"], redraw_match=True)]
+)
+def test_counterfactuals_show_the_other_example_and_the_same_choices(config: Any) -> None:
     """In the room of a choice the views are the same; with the example in view they are those of the other object."""
-    envs = RoomsVectorEnv(1, env)
-    observation, _ = envs.reset(seed=4)
+    env = RoomsVectorEnv(1, config)
+    examples = env.config.examples
+    observation, _ = env.reset(seed=4)
     states: list[Any] = []
-    views = []
-    while not envs.over[0] and len(states) < 400:
-        states.append(envs.get_state())
-        views.append(observation[0])
-        observation = envs.step(envs.oracle_actions())[0]
-    found = envs.counterfactuals(states)
-    assert len(found) > 2
+    seen = []
+    while not env.over[0] and len(states) < 400:
+        states.append(env.get_state())
+        seen.append(observation[0])
+        observation, *_ = env.step(env.oracle_actions())
+    views = np.stack(seen)
     visits = np.array([state["visit"][0] for state in states])
-    for begin, other in found:
-        end, examples = len(other), envs.config.examples
+
+    found = env.counterfactuals(states)
+    assert len(found) > 2
+    for begin, other in found:  # the choice begins at this step; `other` are the views up to its end
+        end = len(other)
         np.testing.assert_array_equal(other[begin:], views[begin:end])
-        objects = {name: states[begin][name] for name in ("match", "other")}
-        changed = np.flatnonzero((other != np.stack(views[:end])).any(axis=(1, 2, 3)))
-        shown = changed[visits[changed] == visits[begin] - examples - 1]
-        assert len(shown)
-        if envs.config.redraw_match:
-            rounds = np.flatnonzero(np.diff(visits[:begin], prepend=0) < 0)
-            assert changed.min() >= max(rounds, default=0), "only in this round"
-        last = shown[-1]
-        expected = {**states[last], "match": objects["other"], "other": objects["match"]}
-        np.testing.assert_array_equal(other[last], envs.set_state(expected)[0])
+
+        # Views of the example have changed, and where matches are drawn for every round no earlier ones.
+        changed = np.flatnonzero((other != views[:end]).any(axis=(1, 2, 3)))
+        of_the_example = changed[visits[changed] == visits[begin] - examples - 1]
+        assert len(of_the_example)
+        if env.config.redraw_match:
+            round_begins = np.flatnonzero(np.diff(visits[:begin], prepend=0) < 0)
+            assert changed.min() >= max(round_begins, default=0), "only in this round"
+
+        # They are the views of a state in which the two objects are exchanged.
+        last = of_the_example[-1]
+        choice = states[begin]
+        exchanged = {**states[last], "match": choice["other"], "other": choice["match"]}
+        np.testing.assert_array_equal(other[last], env.set_state(exchanged)[0])
