@@ -1,6 +1,6 @@
 """Tasks of retention and of rewriting by their rules, replayed literally from what they show."""
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -14,113 +14,163 @@ ROWS = 16
 
 
 def episode(env: Any, steps: int, seed: int = 0, oracle: float = 0.5) -> tuple[NDArray[Any], ...]:
-    """Observations [T + 1, N, F], actions, rewards and ends [T, N] from the start; actions are the oracle's in part."""
+    """Observations [T + 1, N, F], actions, rewards and ends [T, N] from the start.
+
+    An action is the oracle's with the probability `oracle`, and else any.
+    """
     rng = np.random.default_rng(seed)
-    seen, actions, rewards, over = [env.reset(seed=seed)[0]], [], [], []
+    observation, _ = env.reset(seed=seed)
+    seen = [observation]
+    actions = []
+    rewards = []
+    over = []
     for _ in range(steps):
         random = rng.integers(env.single_action_space.n, size=env.num_envs)
-        actions.append(np.where(rng.random(env.num_envs) < oracle, env.oracle_actions(), random))
-        observation, reward, terminated, truncated, _ = env.step(actions[-1])
+        by_oracle = rng.random(env.num_envs) < oracle
+        action = np.where(by_oracle, env.oracle_actions(), random)
+        observation, reward, terminated, truncated, _ = env.step(action)
         seen.append(observation)
+        actions.append(action)
         rewards.append(reward)
         over.append(terminated | truncated)
-    return tuple(map(np.stack, (seen, actions, rewards, over)))
+    return np.stack(seen), np.stack(actions), np.stack(rewards), np.stack(over)
 
 
 @pytest.mark.parametrize("oracle", [0.0, 0.9])
 def test_passive_tmaze(oracle: float) -> None:
+    """The player is at x in the corridor, and at y = 1 or -1 after a turn at its end."""
     rows = 8 * ROWS  # in some of them the player goes back
-    env = PassiveTMaze(rows, length=3)
-    seen, actions, rewards, over = episode(env, 4, oracle=oracle)
-    assert over.tolist() == [[step == 3] * rows for step in range(4)]
+    length = 3
+    last = length  # the step of the turn
+    env = PassiveTMaze(rows, length=length)
+    seen, actions, rewards, over = episode(env, length + 1, oracle=oracle)
+    assert over.tolist() == [[step == last] * rows for step in range(length + 1)]
     for row in range(rows):
-        goal = {0: 1, 1: -1}[int(seen[0, row, :2].argmax())]
+        sign = int(seen[0, row, :2].argmax())
+        goal = {0: 1, 1: -1}[sign]
         x = y = 0
-        for step in range(4):
-            action, was_there = int(actions[step, row]), x == 3
+        for step in range(length + 1):
+            # Actions are right, up, left and down.
+            action = int(actions[step, row])
+            at_junction = x == length
             if y == 0:
-                x = min(max(x + (action == 0) - (action == 2), 0), 3)
-            if was_there:
+                x = min(max(x + (action == 0) - (action == 2), 0), length)
+            if at_junction:
                 y = min(max(y + (action == 1) - (action == 3), -1), 1)
-            expected = float(y == goal) if step == 3 else -(x < step + 1) / 3
-            assert rewards[step, row] == pytest.approx(expected)
-            if step < 3:
-                assert seen[step + 1, row].tolist() == [0, 0, x == 0, x == 3 and y == 0]
+
+            if step == last:
+                assert rewards[step, row] == float(y == goal)
+            else:
+                is_late = x < step + 1
+                assert rewards[step, row] == pytest.approx(-is_late / length)
+                assert seen[step + 1, row].tolist() == [0, 0, x == 0, x == length and y == 0]
 
 
 def test_repeat_previous() -> None:
-    env = RepeatPrevious(ROWS, delay=3, symbols=4, steps=10)
-    seen, actions, rewards, over = episode(env, 10)
-    symbols = seen.argmax(axis=2)
-    assert (seen.sum(axis=2) == 1).all()
+    delay = 3
+    asked = 7  # steps of an episode of 10 that ask for a symbol
+    env = RepeatPrevious(ROWS, delay=delay, symbols=4, steps=delay + asked)
+    seen, actions, rewards, over = episode(env, delay + asked)
     assert over[-1].all()
     assert not over[:-1].any()
-    assert not rewards[:3].any()
-    right = actions[3:] == symbols[:7]
-    assert rewards[3:] == pytest.approx(np.where(right, 1 / 7, -1 / 7))
+
+    symbols = seen.argmax(axis=2)
+    assert (seen.sum(axis=2) == 1).all()
     assert {*symbols.ravel()} == set(range(4))
+
+    assert not rewards[:delay].any()
+    right = actions[delay:] == symbols[:asked]
+    assert rewards[delay:] == pytest.approx(np.where(right, 1 / asked, -1 / asked))
 
 
 @pytest.mark.parametrize("apple", [0.0, 0.25])
 def test_visual_match(apple: float) -> None:
+    """The symbol at step 0, apples on either side at steps 1 to 4, the question at step 5."""
     env = VisualMatch(ROWS, delay=4, symbols=3, apple=apple)
     seen, actions, rewards, over = episode(env, 6)
-    symbol, side = seen[0, :, :3].argmax(axis=1), seen[1:5, :, 3:5].argmax(axis=2)
-    assert (seen[0, :, :3].sum(axis=1) == 1).all()
-    assert not seen[1:6, :, :3].any()
-    assert (seen[1:5, :, 3:5].sum(axis=2) == 1).all()
-    assert seen[:6, :, 5].tolist() == [[step == 5] * ROWS for step in range(6)]
+    assert over.tolist() == [[step == 5] * ROWS for step in range(6)]
+
+    symbols, apples, question = np.split(seen[:6], [3, 5], axis=2)
+    assert (symbols[0].sum(axis=1) == 1).all()
+    assert not symbols[1:].any()
+    assert (apples[1:5].sum(axis=2) == 1).all()
+    assert question[..., 0].tolist() == [[step == 5] * ROWS for step in range(6)]
+
+    symbol = symbols[0].argmax(axis=1)
+    side = apples[1:5].argmax(axis=2)
     assert (rewards[0] == 0).all()
     assert (rewards[1:5] == apple * (actions[1:5] == side)).all()
     assert (rewards[5] == (actions[5] == symbol)).all()
-    assert over.tolist() == [[step == 5] * ROWS for step in range(6)]
 
 
 def test_key_to_door() -> None:
+    """The key is on one side at step 0, apples are at steps 1 to 3, the door is at step 4."""
     env = KeyToDoor(ROWS, delay=3, apple=0.5)
     seen, actions, rewards, over = episode(env, 5)
-    there = actions[:4] == seen[:4, :, :2].argmax(axis=2)
-    assert seen[:5, :, 2:].argmax(axis=2).tolist() == [[min(step, 1) + (step == 4)] * ROWS for step in range(5)]
-    assert (rewards[0] == 0).all()
-    assert (rewards[1:4] == 0.5 * there[1:]).all()
-    assert (rewards[4] == there[0]).all()
-    assert 0 < there[0].sum() < ROWS
     assert over[4].all()
+
+    sides, phases = np.split(seen[:5], [2], axis=2)
+    key, apples, door = 0, 1, 2
+    assert phases.argmax(axis=2).tolist() == [[phase] * ROWS for phase in (key, apples, apples, apples, door)]
+
+    on_the_side = actions[:4] == sides[:4].argmax(axis=2)
+    has_key = on_the_side[0]
+    assert (rewards[0] == 0).all()
+    assert (rewards[1:4] == 0.5 * on_the_side[1:]).all()
+    assert (rewards[4] == has_key).all()
+    assert 0 < has_key.sum() < ROWS
 
 
 @pytest.mark.parametrize("uniform", [False, True])
 def test_endless_tmaze(uniform: bool) -> None:
+    """Observations are the sign for the left and for the right, the junction, and the position.
+
+    Actions 0 and 1 turn to the left and to the right, 2 walks on.
+    """
     env = EndlessTMaze(ROWS, corridors=3, length=4, uniform=uniform, position=True)
     seen, actions, rewards, over = episode(env, 20, oracle=0.9)
     lengths = set()
     for row in range(ROWS):
-        corridor, place, side = 0, 0, int(seen[0, row, :2].argmax())
+        corridor = 0
+        place = 0
+        side = int(seen[0, row, :2].argmax())
         for step in range(20):
-            observation, action = seen[step, row], actions[step, row]
-            assert observation[3] == pytest.approx(place / 4)
-            assert observation[:2].tolist() == ([side == 0, side == 1] if place == 0 else [0, 0])
-            at_junction = bool(observation[2])
-            turned = at_junction and action < 2
+            *signs, at_junction, position = seen[step, row].tolist()
+            assert position == pytest.approx(place / 4)
+            if place == 0:
+                assert signs == [side == 0, side == 1]
+            else:
+                assert signs == [0, 0]
+
+            action = actions[step, row]
+            turned = bool(at_junction) and action < 2
             right = turned and action == side
             assert rewards[step, row] == pytest.approx(right / 3)
-            place += int(action == 2 and not at_junction)
+            if action == 2 and not at_junction:
+                place += 1
             if right:
                 lengths.add(place)
                 corridor += 1
-                place, side = 0, int(seen[step + 1, row, :2].argmax())
-            assert over[step, row] == ((turned and not right) or corridor == 3)
+                place = 0
+                side = int(seen[step + 1, row, :2].argmax())
+
+            wrong = turned and not right
+            assert over[step, row] == (wrong or corridor == 3)
             if over[step, row]:
                 assert seen[step + 1, row, 2], "no corridor after the last"
                 break
-    assert lengths == ({1, 2, 3, 4} if uniform else {4})
+    expected = {1, 2, 3, 4} if uniform else {4}
+    assert lengths == expected
 
 
 def test_endless_tmaze_is_truncated_without_a_turn() -> None:
     env = EndlessTMaze(2, corridors=2, length=1)
     env.reset(seed=0)
-    ends = [env.step(np.full(2, 2))[2:4] for _ in range(24)]
-    assert [bool(truncated.any()) for _, truncated in ends] == [step == 23 for step in range(24)]
-    assert not any(terminated.any() for terminated, _ in ends)
+    walk_on = np.full(2, 2)
+    for step in range(24):
+        _, _, terminated, truncated, _ = env.step(walk_on)
+        assert truncated.any() == (step == 23)
+        assert not terminated.any()
 
 
 def test_association() -> None:
@@ -130,131 +180,192 @@ def test_association() -> None:
     for row in range(ROWS):
         latest: dict[int, int] = {}
         for step in range(40):
-            key, value = int(seen[step, row, :3].argmax()), seen[step, row, 3:]
-            assert seen[step, row, :3].sum() == 1
-            expected = 0.0
-            if value.any():
-                replaced += key in latest and latest[key] != value.argmax()
-                latest[key] = int(value.argmax())
-            else:
+            keys, values = np.split(seen[step, row], [3])
+            assert keys.sum() == 1
+            key = int(keys.argmax())
+            if values.any():  # the key gets a value
+                value = int(values.argmax())
+                replaced += key in latest and latest[key] != value
+                latest[key] = value
+                assert rewards[step, row] == 0.0
+            else:  # the key is asked for
                 expected = (actions[step, row] == latest[key]) / 40
-            assert rewards[step, row] == pytest.approx(expected)
+                assert rewards[step, row] == pytest.approx(expected)
     assert replaced > 50
     assert over[-1].all()
+
+
+class Parts(NamedTuple):
+    """The parts of an observation of color-cubes: places and colours are one-hot."""
+
+    row: NDArray[Any]  # [N, size]
+    column: NDArray[Any]  # [N, size]
+    target: NDArray[Any]  # [N, colours]
+    is_shown: NDArray[Any]  # [N, 1]
+    cubes: NDArray[Any]  # [N, colours + 1, size * size]; the last are cubes of any colour
+
+
+def parts_of(env: ColorCubes, seen: NDArray[Any]) -> Parts:
+    """Observations [N, F] in their parts."""
+    lengths = [env.size, env.size, env.colours, 1]
+    row, column, target, is_shown, cubes = np.split(seen, np.cumsum(lengths), axis=1)
+    return Parts(row, column, target, is_shown, cubes.reshape(len(seen), env.colours + 1, env.size**2))
 
 
 class Tracker:
     """Plays color-cubes by what it sees, and keeps a map: colours from the first picture, later from what has moved."""
 
     def __init__(self, env: ColorCubes) -> None:
-        self.env, self.size = env, env.size
+        self.env = env
         self.cells: list[dict[int, int]] = [{} for _ in range(env.num_envs)]
 
     def see(self, seen: NDArray[Any]) -> None:
-        size, colours = self.size, self.env.colours
-        cubes = seen[:, 2 * size + colours + 1 :].reshape(len(seen), colours + 1, size * size)
-        for cells, picture in zip(self.cells, cubes, strict=True):
-            if picture[:colours].any():
-                cells.update({colour: int(picture[colour].argmax()) for colour in range(colours)})
-            elif picture.any():
-                present = set(np.flatnonzero(picture[colours]).tolist())
-                gone, new = set(cells.values()) - present, present - set(cells.values())
-                assert len(gone) == len(new) <= 1, "one cube moves at a time"
-                for colour in [colour for colour, cell in cells.items() if cell in gone]:
-                    cells[colour] = new.pop()
+        """Corrects the map by an observation."""
+        for cells, cubes in zip(self.cells, parts_of(self.env, seen).cubes, strict=True):
+            by_colour = cubes[:-1]
+            any_colour = cubes[-1]
+            if by_colour.any():
+                for colour, picture in enumerate(by_colour):
+                    cells[colour] = int(picture.argmax())
+            elif any_colour.any():
+                self._correct(cells, present=set(np.flatnonzero(any_colour).tolist()))
+
+    @staticmethod
+    def _correct(cells: dict[int, int], present: set[int]) -> None:
+        """The cube that is gone from its cell is the one in the new cell."""
+        known = set(cells.values())
+        gone = known - present
+        new = present - known
+        assert len(gone) == len(new) <= 1, "one cube moves at a time"
+        if gone:
+            (moved,) = (colour for colour, cell in cells.items() if cell in gone)
+            cells[moved] = new.pop()
 
     def act(self, seen: NDArray[Any]) -> NDArray[np.int64]:
-        size, actions = self.size, []
-        for cells, one in zip(self.cells, seen, strict=True):
-            row, column = int(one[:size].argmax()), int(one[size : 2 * size].argmax())
-            cell = cells[int(one[2 * size : 2 * size + self.env.colours].argmax())]
-            up, across = cell // size - row, cell % size - column
-            ways = ((across > 0, 0), (across < 0, 1), (up > 0, 2), (up < 0, 3), (True, 4))
-            actions.append(next(action for wanted, action in ways if wanted))
+        """Actions [N] towards the target's cell, across before up or down."""
+        size = self.env.size
+        parts = parts_of(self.env, seen)
+        actions = []
+        for i, cells in enumerate(self.cells):
+            cell = cells[int(parts.target[i].argmax())]
+            across = cell % size - int(parts.column[i].argmax())
+            up = cell // size - int(parts.row[i].argmax())
+            if across > 0:
+                actions.append(0)
+            elif across < 0:
+                actions.append(1)
+            elif up > 0:
+                actions.append(2)
+            elif up < 0:
+                actions.append(3)
+            else:
+                actions.append(4)
         return np.array(actions)
 
 
 @pytest.mark.parametrize("extreme", [False, True])
 @pytest.mark.parametrize("teleport", [0.0, 0.3])
-def test_color_cubes_are_solved_by_who_keeps_the_map(extreme: bool, teleport: float) -> None:
+def test_color_cubes_are_solved_by_keeping_a_map(extreme: bool, teleport: float) -> None:
+    """The first episode of each row; `done` are the rows in which it is over."""
     env = ColorCubes(ROWS, size=4, colours=4, targets=3, teleport=teleport, extreme=extreme)
-    seen, tracker = env.reset(seed=1)[0], Tracker(env)
-    score, done, events = np.zeros(ROWS), np.zeros(ROWS, bool), 0
+    tracker = Tracker(env)
+    seen, _ = env.reset(seed=1)
+    rows = np.arange(ROWS)
+    score = np.zeros(ROWS)
+    done = np.zeros(ROWS, bool)
+    pictures = 0
     for _ in range(60):
+        # The map is right, and so are the actions that follow from it.
         tracker.see(seen)
         known = np.array([[cells[colour] for colour in range(4)] for cells in tracker.cells])
         assert (known == env.cell)[~done].all()
         assert all(len(set(cells)) == 4 for cells in env.cell), "no two cubes in one cell"
         actions = tracker.act(seen)
         assert (actions == env.oracle_actions())[~done].all()
-        rows = np.arange(ROWS)
-        asked, place = env.target.copy(), env.cell[rows, env.target].copy()
+
+        asked = env.target.copy()
+        place = env.cell[rows, asked].copy()
         seen, reward, terminated, truncated, _ = env.step(actions)
         stayed = env.cell[rows, asked] == place
         assert stayed[~done & (reward == 0)].all(), "the target does not move"
+
         score += np.where(done, 0, reward)
         done |= terminated | truncated
-        events += int((env.shown > 0)[~done].sum())
-        colours_shown = seen[:, 13:77].reshape(ROWS, 4, 16).any((1, 2))
-        assert not (extreme and colours_shown[~done].any())
+        pictures += int((env.shown > 0)[~done].sum())
+        if extreme:
+            by_colour = parts_of(env, seen).cubes[:, :-1]
+            assert not by_colour[~done].any()
     assert score == pytest.approx(1)
-    assert events > (50 if teleport else 0)
+    least = 50 if teleport else 0
+    assert pictures > least
 
 
 def test_every_cube_but_the_target_moves_at_times() -> None:
     env = ColorCubes(ROWS, size=4, colours=4, targets=3, teleport=1.0)
     env.reset(seed=0)
-    moved = set()
+    """Colours are counted from that of the target."""
+    offsets = set()
     for _ in range(20):
-        before, target = env.cell.copy(), env.target.copy()
+        before = env.cell.copy()
+        target = env.target.copy()
         _, _, terminated, truncated, _ = env.step(np.zeros(ROWS, int))
-        rows, colours = np.nonzero((env.cell != before) & ~(terminated | truncated)[:, None])
-        moved |= {int(offset) for offset in (colours - target[rows]) % 4}
-    assert moved == {1, 2, 3}
+        goes_on = ~(terminated | truncated)
+        rows, colours = np.nonzero((env.cell != before) & goes_on[:, None])
+        offsets |= set(((colours - target[rows]) % 4).tolist())
+    assert offsets == {1, 2, 3}
 
 
 def test_an_area_of_the_grid_is_a_smaller_task_seen_in_the_whole_grid() -> None:
     """Equal to the task on a grid of that size, action by action, with the rest of the grid empty."""
-    small, inside = (ColorCubes(ROWS, size=size, colours=3, targets=3, teleport=0.5, area=3) for size in (3, 5))
-    seen, tracker = small.reset(seed=4)[0], Tracker(small)
-    other = inside.reset(seed=4)[0]
+    options = {"colours": 3, "targets": 3, "teleport": 0.5}
+    small = ColorCubes(ROWS, size=3, **options)
+    inside = ColorCubes(ROWS, size=5, area=3, **options)
+    tracker = Tracker(small)
+    seen, _ = small.reset(seed=4)
+    seen_inside, _ = inside.reset(seed=4)
     ends = 0
     for _ in range(60):
-        for size, picture in ((3, seen), (5, other)):
-            row, column, _, cubes = np.split(picture, [size, 2 * size, 2 * size + 4], axis=1)
-            grid = cubes.reshape(ROWS, 4, size, size)
-            assert not row[:, 3:].any()
-            assert not column[:, 3:].any()
-            assert not grid[:, :, 3:].any()
-            assert not grid[:, :, :, 3:].any()
-            inner = (row[:, :3], column[:, :3], grid[:, :, :3, :3])
-            if size == 3:
-                expected = inner
-        for ours, theirs in zip(inner, expected, strict=True):
-            np.testing.assert_array_equal(ours, theirs)
+        expected = parts_of(small, seen)
+        found = parts_of(inside, seen_inside)
+        grid = found.cubes.reshape(ROWS, 4, 5, 5)
+        np.testing.assert_array_equal(found.row[:, :3], expected.row)
+        np.testing.assert_array_equal(found.column[:, :3], expected.column)
+        np.testing.assert_array_equal(grid[:, :, :3, :3], expected.cubes.reshape(ROWS, 4, 3, 3))
+        assert not found.row[:, 3:].any()
+        assert not found.column[:, 3:].any()
+        assert not grid[:, :, 3:].any()
+        assert not grid[:, :, :, 3:].any()
 
         tracker.see(seen)
         actions = tracker.act(seen)
         assert (inside.oracle_actions() == small.oracle_actions()).all()
-        seen, rewards, ended, *_ = small.step(actions)
-        other, others, also, *_ = inside.step(actions)
-        np.testing.assert_array_equal(rewards, others)
-        np.testing.assert_array_equal(ended, also)
-        ends += int(ended.sum())
+        seen, rewards, terminated, *_ = small.step(actions)
+        seen_inside, rewards_inside, terminated_inside, *_ = inside.step(actions)
+        np.testing.assert_array_equal(rewards_inside, rewards)
+        np.testing.assert_array_equal(terminated_inside, terminated)
+        ends += int(terminated.sum())
     assert ends > ROWS
 
 
-def test_color_cubes_end_at_a_wrong_cube_and_are_truncated() -> None:
+def test_color_cubes_end_at_a_wrong_cube() -> None:
     env = ColorCubes(ROWS, size=3, colours=2, targets=2, teleport=0.0)
     env.reset(seed=0)
-    wrong = env.cell[np.arange(ROWS), env.target] != env.row * 3 + env.column
-    _, reward, terminated, *_ = env.step(np.full(ROWS, 4))
+    here = env.row * 3 + env.column
+    wrong = env.cell[np.arange(ROWS), env.target] != here
+    take = np.full(ROWS, 4)
+    _, reward, terminated, *_ = env.step(take)
     assert (terminated == wrong).all()
     assert (reward == ~wrong / 2).all()
+
+
+def test_color_cubes_are_truncated_at_their_limit() -> None:
+    env = ColorCubes(ROWS, size=3, colours=2, targets=2, teleport=0.0)
     env.reset(seed=0)
-    ends = [env.step(np.zeros(ROWS, int))[3].any() for _ in range(env.limit)]
-    assert ends == [False] * (env.limit - 1) + [True]
     assert env.limit == 8 * 3 * 2
+    go_right = np.zeros(ROWS, int)
+    for step in range(env.limit):
+        _, _, _, truncated, _ = env.step(go_right)
+        assert truncated.any() == (step == env.limit - 1)
 
 
 @pytest.mark.parametrize(
