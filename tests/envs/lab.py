@@ -49,8 +49,11 @@ class Lab:
         renderer: str = "software",
         level_cache: Any = None,
     ) -> None:
-        config = {"width": "320", "height": "240", "fps": "60", "mixerSeed": "0", **(config or {})}
-        assert all(isinstance(part, str) for item in config.items() for part in item)
+        defaults = {"width": "320", "height": "240", "fps": "60", "mixerSeed": "0"}
+        config = defaults | (config or {})
+        for name, value in config.items():
+            assert isinstance(name, str)
+            assert isinstance(value, str)
         assert renderer in ("software", "hardware")
         if renderer == "hardware":  # public/dmlab_so_loader.cc
             print("Failed to open library! - libdmlab_headless_hw.so", file=sys.stderr)
@@ -63,12 +66,18 @@ class Lab:
         assert 0 <= self.mixer < 2**32
         assert set(observations) <= {"RGB_INTERLEAVED", "INSTR"}
         assert config["fps"] == "60"
-        self.level, self.names, self.config, self.cache = level, list(observations), config, level_cache
-        self.size = int(config["height"]), int(config["width"])
-        self.frame = self.seed = None
-        self.drawn = False  # whether the present state was
-        self.episodes = self.counted = 0
-        self.closed, Lab.latest = False, self
+        self.level = level
+        self.names = list(observations)
+        self.config = config
+        self.cache = level_cache
+        self.size = (int(config["height"]), int(config["width"]))
+        self.seed = None
+        self.frame = None
+        self.drawn = False  # whether the present state was observed
+        self.episodes = 0
+        self.counted = 0
+        self.closed = False
+        Lab.latest = self
 
     def reset(self, episode: int = -1, seed: int | None = None) -> None:
         assert isinstance(seed, int)  # python/dmlab_module.c: not even np.int64
@@ -76,8 +85,11 @@ class Lab:
         if self.level.removeprefix(PATH).startswith(self.without_data):
             print("********************\nERROR: Couldn't load maps/missing.bsp\n", file=sys.stderr, flush=True)
             os._exit(1)
-        self.left_over = self.is_running() and self.drawn
-        self.seed, self.frame, self.counted, self.action = seed, 0, 0, np.zeros(7, np.intc)
+        self.left_over = self.is_running() and self.drawn  # the last view is seen in the new episode's first
+        self.seed = seed
+        self.frame = 0
+        self.counted = 0
+        self.action = np.zeros(7, np.intc)
         self.drawn = False
         if self.episodes:
             Lab.begun.append((self.level, self.mixer, seed))
@@ -107,24 +119,31 @@ class Lab:
     def observations(self) -> dict[str, Any]:
         if not self.is_running():
             raise RuntimeError("Environment in wrong status for call to observations()")
-        image = np.zeros((*self.size, 3), np.uint8)
         shifted = self.frame + (self.episodes == 1)  # an instance's first episode runs a frame or two differently
         digest = hashlib.sha256(f"{self.level} {self.mixer} {self.seed}".encode()).digest()
-        image[..., 0], image[..., 1] = shifted % 256, digest[0]
+
+        # Red shows the frame, green and the second row of blue the episode, the first row of blue the action.
+        image = np.zeros((*self.size, 3), np.uint8)
+        image[..., 0] = shifted % 256
+        image[..., 1] = digest[0]
         image[0, :7, 2] = self.action % 256
         image[1, :8, 2] = list(digest[:8])
         image[0, 0, 0] += self.left_over and self.frame == 0
         self.drawn = True
+
         words = self.instruction if "/language_" in self.level else ""
-        return {name: image if name == "RGB_INTERLEAVED" else words for name in self.names}
+        every = {"RGB_INTERLEAVED": image, "INSTR": words}
+        return {name: every[name] for name in self.names}
 
     def step(self, action: NDArray[Any], num_steps: int = 1) -> float:
         if not self.is_running():
             raise RuntimeError("Environment in wrong status to advance.")
         assert isinstance(action, np.ndarray)
         assert (action.shape, action.dtype) == ((7,), np.intc)
-        self.action, self.drawn = action, False
-        begin, self.frame = self.frame, min(self.frame + num_steps, self.frames)
+        self.action = action
+        self.drawn = False
+        begin = self.frame
+        self.frame = min(begin + num_steps, self.frames)
         self.counted += num_steps  # overshoots where num_steps does not divide 720
         return sum(self.rewards.get(frame, 0.0) for frame in range(begin + 1, self.frame + 1))
 

@@ -32,12 +32,16 @@ def lab(request: pytest.FixtureRequest) -> Iterator[Callable[..., Any]]:
     """Makes environments on the double or on the real package, and closes them."""
     made = []
 
-    def make(level: str = NAME, **kwargs: Any) -> DMLabEnv:
-        made.append(DMLabEnv(level, lab=Module if request.param == "double" else None, **kwargs))
-        return made[-1]
-
+    module = Module
     if request.param == "real":
         pytest.importorskip("deepmind_lab")
+        module = None
+
+    def make(level: str = NAME, **kwargs: Any) -> DMLabEnv:
+        env = DMLabEnv(level, lab=module, **kwargs)
+        made.append(env)
+        return env
+
     yield make
     for env in made:
         env.close()
@@ -52,12 +56,18 @@ def begun(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int, int]]:
 
 
 def double(level: str = NAME, **kwargs: Any) -> DMLabEnv:
+    """An environment on the double."""
     return DMLabEnv(level, lab=Module, **kwargs)
 
 
 def play(env: Any, steps: int, seed: int | None = None) -> NDArray[Any]:
-    """The observations of an episode of which the actions are always the same."""
-    return np.stack([env.reset(seed=seed)[0], *(env.step(step % 8)[0] for step in range(steps))])
+    """The observations [steps + 1, ...] of an episode; its actions follow from the number of the step."""
+    observation, _ = env.reset(seed=seed)
+    seen = [observation]
+    for step in range(steps):
+        observation, *_ = env.step(step % 8)
+        seen.append(observation)
+    return np.stack(seen)
 
 
 # With either.
@@ -87,8 +97,9 @@ def test_an_episode_is_720_frames_and_repeats_its_last_view(lab: Callable[..., A
 def test_a_seed_is_one_episode_whatever_was_played_before(lab: Callable[..., Any]) -> None:
     """As the first of an instance, in the middle of another episode, and after one that ended."""
     env = lab()
-    first, other = play(env, 30, seed=7), play(env, 180, seed=8)
-    assert (other[:31] != first).any()
+    first = play(env, 30, seed=7)
+    whole = play(env, 180, seed=8)
+    assert (whole[:31] != first).any()
     for again in (env, env, lab()):
         assert (play(again, 30, seed=7) == first).all()
 
@@ -103,7 +114,8 @@ def test_streams_and_tests_have_their_own_episodes(lab: Callable[..., Any]) -> N
 
 def test_levels_by_name_and_by_path(lab: Callable[..., Any]) -> None:
     for level in (NAME, LEVEL, "rooms_collect_good_objects_test", *OTHERS):
-        assert lab(level, test=level.endswith("_test")).reset(seed=0)[0].shape == (72, 96, 3)
+        observation, _ = lab(level, test=level.endswith("_test")).reset(seed=0)
+        assert observation.shape == (72, 96, 3)
     for level in ("rooms_collect_good_objects_test", "none"):
         with pytest.raises(ValueError, match=f"cannot open '.*{level}'"):
             lab(level)
@@ -127,23 +139,41 @@ def test_maps_are_compiled_once(lab: Callable[..., Any], tmp_path: Path) -> None
 # With the double.
 
 
-def test_choices_are_told_from_rewards() -> None:
-    env, other = double(), double("rooms_watermaze")
+def test_choices_are_counted_from_rewards() -> None:
+    """The double gives rewards of 1, 10, 1, -10, 1 and 10; those of 10 are right choices, that of -10 a wrong one."""
+    env = double()
     env.reset(seed=3)
-    other.reset(seed=3)
-    steps = [(env.step(0), other.step(0)[-1]) for _ in range(180)]
-    observations, rewards, _, _, infos = zip(*(step for step, _ in steps))
-    assert [observations[index][0, 0, 0] for index in (0, 1, -2, -1)] == [4, 8, 716 % 256, 716 % 256]
-    assert sum(rewards) == 13.0
-    assert infos[-1] == {"correct_choices": 2, "wrong_choices": 1}
-    assert steps[-1][1] == NO_CHOICES, "they are counted on one level only"
+    frames = []
+    total = 0.0
+    for _ in range(180):
+        observation, reward, _, _, infos = env.step(0)
+        frames.append(observation[0, 0, 0])  # where the double shows the number of the frame
+        total += reward
+    assert frames[:2] == [4, 8]
+    assert frames[-2:] == [716 % 256, 716 % 256]
+    assert total == 13.0
+    assert infos == {"correct_choices": 2, "wrong_choices": 1}
 
 
+def test_choices_are_counted_on_one_level_only() -> None:
+    env = double("rooms_watermaze")
+    env.reset(seed=3)
+    total = 0.0
+    for _ in range(180):
+        _, reward, _, _, infos = env.step(0)
+        total += reward
+    assert total == 13.0
+    assert infos == NO_CHOICES
+
+
+# Rows of (look right, look down, strafe right, forward, fire, jump, crouch); looks are in pixels.
 MOVES = [(0, 0, 0, 1, 0, 0, 0), (0, 0, 0, -1, 0, 0, 0), (0, 0, -1, 0, 0, 0, 0), (0, 0, 1, 0, 0, 0, 0)]
-UP_DOWN, FIRE = [(0, 10, 0, 0, 0, 0, 0), (0, -10, 0, 0, 0, 0, 0)], (0, 0, 0, 0, 1, 0, 0)
+UP_DOWN = [(0, 10, 0, 0, 0, 0, 0), (0, -10, 0, 0, 0, 0, 0)]
+FIRE = (0, 0, 0, 0, 1, 0, 0)
 
 
 def looks(forward: int, *pixels: int) -> list[tuple[int, ...]]:
+    """Rows that look aside by so many pixels, and move forward or not."""
     return [(look, 0, 0, forward, 0, 0, 0) for look in pixels]
 
 
@@ -155,11 +185,14 @@ ROWS = {
 
 @pytest.mark.parametrize("name", ACTION_SETS)
 def test_action_sets(name: str) -> None:
-    env, rows = double(actions=name), ROWS[name]
+    env = double(actions=name)
+    rows = ROWS[name]
     env.reset(seed=0)
     assert len(set(env.metadata["action_names"])) == env.action_space.n == len(rows)
     for action, row in enumerate(rows):
-        assert (env.step(action)[0][0, :7, 2] == np.array(row) % 256).all()
+        observation, *_ = env.step(action)
+        received = observation[0, :7, 2]  # where the double shows the row
+        assert (received == np.array(row) % 256).all()
     for action in (-1, len(rows)):
         with pytest.raises(ValueError, match=rf"expected 0\.\.{len(rows) - 1}"):
             env.step(action)
@@ -174,10 +207,13 @@ def test_a_smaller_view_is_the_mean_of_blocks_as_in_the_re_creation(shrink: int)
 
 
 def test_the_view_is_drawn_larger_than_it_is_observed(lab: Callable[..., Any]) -> None:
-    whole, half = lab(), lab(shrink=2)
-    for seen, mean in zip(play(whole, 5, seed=3), play(half, 5, seed=3), strict=True):
-        assert mean.shape == half.observation_space.shape == (36, 48, 3)
-        assert (mean == dmlab.block_means(seen, 2)).all()
+    half = lab(shrink=2)
+    assert half.observation_space.shape == (36, 48, 3)
+    views = play(lab(), 5, seed=3)
+    smaller = play(half, 5, seed=3)
+    for view, small in zip(views, smaller, strict=True):
+        assert small.shape == (36, 48, 3)
+        assert (small == dmlab.block_means(view, 2)).all()
     assert lab(image_height=24, image_width=32, shrink=3).observation_space.shape == (24, 32, 3)
 
 
@@ -212,7 +248,9 @@ def test_arguments_have_the_type_of_their_values(fields: dict[str, Any], message
 
 
 SMALLER = "image_height=36,image_width=48"
+"""Drawn in half of the usual size."""
 HALF = f"{SMALLER},shrink=2"
+"""Drawn in the usual size, and observed in half of it."""
 
 
 @pytest.mark.parametrize(
@@ -225,25 +263,34 @@ HALF = f"{SMALLER},shrink=2"
             "rooms:full-half,rooms:full-half,distance_scale=0.4",
             f"rooms:full,looks=unseen,{HALF},rooms:full,{HALF}",
         ),
-        (f"dmlab:{NAME},shrink=2", "rooms:full-half", f"dmlab:{NAME},shrink=2"),  # says how it is to be shown
+        # The environment itself says how it is to be shown.
+        (f"dmlab:{NAME},shrink=2", "rooms:full-half", f"dmlab:{NAME},shrink=2"),
         (f"dmlab:{NAME},shrink=3", "rooms:full-half", f"dmlab:{NAME},shrink=3"),
-        (
-            "rooms:full-half,hud=False",
-            f"rooms:full,{SMALLER},hud=False",
-            "rooms:full-half,hud=False",
-        ),  # of the same size
-        ("rooms:full", "rooms:small", "rooms:full"),  # cannot be shown so: the display needs more pixels
+        # The size is the same.
+        ("rooms:full-half,hud=False", f"rooms:full,{SMALLER},hud=False", "rooms:full-half,hud=False"),
+        # The display needs more pixels than the training's view has.
+        ("rooms:full", "rooms:small", "rooms:full"),
         ("gym:CartPole-v1", "rooms:full-half", "gym:CartPole-v1"),
         ("rooms:full", "gym:CartPole-v1", "rooms:full"),
     ],
 )
-def test_the_view_of_the_training(env: str, trained: str, shown: str) -> None:
+def test_an_environment_is_shown_with_the_view_of_the_training(env: str, trained: str, shown: str) -> None:
     assert envs.with_view(env, trained) == shown
 
 
 def test_impossible_arguments_are_named() -> None:
-    wrong = {"image_height": 0, "image_width": -1, "action_repeat": 0, "actions": "ten", "renderer": "gpu"}
-    for field, value in (*wrong.items(), ("stream", -1), ("stream", 2**31), ("test", "yes"), ("image_width", 96.0)):
+    wrong = [
+        ("image_height", 0),
+        ("image_width", -1),
+        ("image_width", 96.0),
+        ("action_repeat", 0),
+        ("actions", "ten"),
+        ("renderer", "gpu"),
+        ("stream", -1),
+        ("stream", 2**31),
+        ("test", "yes"),
+    ]
+    for field, value in wrong:
         with pytest.raises(ValueError, match=rf"{field}: expected .*got '?{value}"):
             double(**{field: value})
 
@@ -258,24 +305,38 @@ def test_words_are_hashed_alike_everywhere() -> None:
     assert {int(hash_words([str(word)], 1)[0]) for word in range(20_000)} == set(range(1, VOCABULARY))
 
 
-def test_seeds_and_mixer_seeds(begun: list[tuple[str, int, int]]) -> None:
-    """No environment of a batch begins an episode twice; without a seed the first is any."""
-    first, batch = 2**31 - 3, dmlab.make(LEVEL, 3, processes=0, image_height=8, image_width=8)
+def test_no_two_episodes_of_a_batch_have_the_same_seed(begun: list[tuple[str, int, int]]) -> None:
+    """The seeds of three environments and five episodes follow each other, and begin again after the greatest."""
+    first = 2**31 - 3
+    batch = dmlab.make(LEVEL, 3, processes=0, image_height=8, image_width=8)
     batch.reset(seed=first)
     for _ in range(4):
         batch.reset()
-    assert sorted(seed for _, _, seed in begun) == sorted((first + step) % 2**31 for step in range(15))
-    begun.clear()
+    expected = [(first + number) % 2**31 for number in range(15)]
+    assert sorted(seed for _, _, seed in begun) == sorted(expected)
+
+
+def test_without_a_seed_the_first_is_random(begun: list[tuple[str, int, int]]) -> None:
     for env in (double(), double()):
         env.reset()
         env.reset()
-    one, following, other, last = (seed for _, _, seed in begun)
-    assert one != other
-    assert (following - one, last - other) == (1, 1)
-    begun.clear()
-    for kind in ({}, {"stream": 0}, {"stream": 2**31 - 1}, {"test": True}, {"test": True, "stream": 4}):
-        double(**kind).reset(seed=1)
-    assert [mixer for _, mixer, _ in begun] == [0, TRAINING_MIXERS, 2**32 - 1, TEST_MIXER, TEST_MIXER]
+    (_, _, first), (_, _, second), (_, _, other_first), (_, _, other_second) = begun
+    assert first != other_first
+    assert second - first == 1
+    assert other_second - other_first == 1
+
+
+def test_mixer_seeds_keep_training_and_tests_apart(begun: list[tuple[str, int, int]]) -> None:
+    mixers = [
+        ({}, 0),
+        ({"stream": 0}, TRAINING_MIXERS),
+        ({"stream": 2**31 - 1}, 2**32 - 1),
+        ({"test": True}, TEST_MIXER),
+        ({"test": True, "stream": 4}, TEST_MIXER),
+    ]
+    for options, _ in mixers:
+        double(**options).reset(seed=1)
+    assert [mixer for _, mixer, _ in begun] == [mixer for _, mixer in mixers]
     assert TEST_MIXER < TRAINING_MIXERS, "training has the upper half"
 
 
@@ -285,14 +346,16 @@ def test_the_cache_is_used_by_instances_together(
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(Lab, "built", 0)
     level = "dmlab:explore_goal_locations_small,processes=0"
+    maps = 10  # of the double
     batch = envs.make_vector(f"{level},image_height=8,image_width=8", 4)
     batch.reset(seed=0)
     for _ in range(9):
         batch.reset()
-    assert Lab.built == 10
-    assert len(list((tmp_path / "compressive-impala" / "levels").glob("*.pk3"))) == 10
+    assert Lab.built == maps
+    assert len(list((tmp_path / "compressive-impala" / "levels").glob("*.pk3"))) == maps
+
     envs.make_vector(f"{level},cache_gigabytes=0", 1).reset(seed=0)
-    assert Lab.built == 12, "twice, for its first episode was thrown away"
+    assert Lab.built == maps + 2, "twice, because an instance's first episode is thrown away"
 
 
 # What may be missing.
@@ -324,17 +387,28 @@ def test_what_a_renderer_lacks_is_named(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 def test_it_has_a_process_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Which does the same as this one, and whose end by a missing map is one line."""
+    """Its observations are those of an environment in this process."""
     install(monkeypatch, tmp_path)
     level = "dmlab:language_select_located_object,instruction=True,image_height=8,image_width=8"
-    here, there = envs.make_vector(f"{level},processes=0", 2), envs.make_vector(level, 2)
-    for one, other in (
-        (here.reset(seed=3)[0], there.reset(seed=3)[0]),
-        *((here.step(actions)[0], there.step(actions)[0]) for actions in np.arange(16).reshape(8, 2) % 9),
-    ):
-        assert one.keys() == other.keys() == {"image", "instruction"}
-        assert all(np.array_equal(one[name], other[name]) for name in one)
-    there.close()
+    actions = np.arange(16).reshape(8, 2) % 9
+
+    def play_both(spec: str) -> list[dict[str, NDArray[Any]]]:
+        """The observations of two environments, which are closed."""
+        env = envs.make_vector(spec, 2)
+        seen = [env.reset(seed=3)[0], *(env.step(action)[0] for action in actions)]
+        env.close()
+        return seen
+
+    here = play_both(f"{level},processes=0")
+    there = play_both(level)
+    for found, expected in zip(there, here, strict=True):
+        assert found.keys() == expected.keys() == {"image", "instruction"}
+        for name, array in expected.items():
+            np.testing.assert_array_equal(found[name], array)
+
+
+def test_a_process_that_lacks_a_map_ends_with_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    install(monkeypatch, tmp_path)
     with pytest.raises(envs.EnvironmentLost) as caught:
         envs.prepare("dmlab:psychlab_visual_search")
     died = "environment process 0 of 1 died, status 1: ERROR: Couldn't load maps/missing.bsp"
