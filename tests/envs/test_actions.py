@@ -3,7 +3,7 @@
 import copy
 import pickle
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import gymnasium
 import numpy as np
@@ -32,19 +32,28 @@ def boxes_of_floats(draw: Any) -> spaces.Box:
     size = int(np.prod(shape))
     lows = draw(st.lists(st.floats(-100, 100, width=16), min_size=size, max_size=size))
     widths = draw(st.lists(st.sampled_from([0.5, 2.0, 1000.0, None]), min_size=size, max_size=size))
-    low = [-INFINITE if width is None else low for low, width in zip(lows, widths)]
-    high = [INFINITE if width is None else low + width for low, width in zip(lows, widths)]
     dtype = draw(st.sampled_from(FLOATS))
-    return spaces.Box(np.array(low, dtype).reshape(shape), np.array(high, dtype).reshape(shape), shape, dtype)
+    low = np.array(lows, dtype)
+    high = np.array(lows, dtype)
+    for index, width in enumerate(widths):
+        if width is None:
+            low[index] = -INFINITE
+            high[index] = INFINITE
+        else:
+            high[index] = lows[index] + width
+    return spaces.Box(low.reshape(shape), high.reshape(shape), shape, dtype)
 
 
 @st.composite
 def boxes_of_whole_numbers(draw: Any) -> spaces.Box:
+    """Boxes at the ends of the range of their type, or from 0 on."""
     dtype = draw(st.sampled_from(WHOLE))
-    info = np.iinfo(dtype)
-    low = draw(st.sampled_from([int(info.min), 0, int(info.max) - 200]))
-    high = min(low + draw(st.sampled_from([1, 7, 200])), int(info.max))
-    return spaces.Box(low, high, draw(st.sampled_from([(), (2,), (1, 3)])), dtype)
+    least = int(np.iinfo(dtype).min)
+    most = int(np.iinfo(dtype).max)
+    low = draw(st.sampled_from([least, 0, most - 200]))
+    width = draw(st.sampled_from([1, 7, 200]))
+    shape = draw(st.sampled_from([(), (2,), (1, 3)]))
+    return spaces.Box(low, min(low + width, most), shape, dtype)
 
 
 LEAVES = st.one_of(
@@ -66,21 +75,38 @@ NESTS = st.recursive(
 )
 
 
-def elements(space: Any, value: Any) -> Iterator[tuple[Any, Any, Any]]:
-    """(lowest, highest, value) of every number in a value of a space, in the order of the columns; literally."""
+class Element(NamedTuple):
+    """A number in a value of a space, and its bounds."""
+
+    low: Any
+    high: Any
+    value: Any
+
+
+def elements(space: Any, value: Any) -> Iterator[Element]:
+    """Every number in a value of a space, in the order of the columns; literally."""
     if isinstance(space, spaces.Dict):
         for key in space.spaces:
             yield from elements(space[key], value[key])
-    elif isinstance(space, spaces.Tuple):
+        return
+    if isinstance(space, spaces.Tuple):
         for part, item in zip(space.spaces, value, strict=True):
             yield from elements(part, item)
-    elif isinstance(space, spaces.Discrete):
-        yield space.start, space.start + space.n - 1, value
+        return
+
+    if isinstance(space, spaces.Box):
+        low, high = space.low, space.high
+    elif isinstance(space, spaces.MultiBinary):
+        low, high = 0, 1
+    elif isinstance(space, spaces.MultiDiscrete):
+        low, high = space.start, space.start + space.nvec - 1
     else:
-        low = getattr(space, "low", getattr(space, "start", 0))
-        high = space.high if isinstance(space, spaces.Box) else low + getattr(space, "nvec", 2) - 1
-        bounds = (np.broadcast_to(bound, space.shape).ravel().tolist() for bound in (low, high))
-        yield from zip(*bounds, np.asarray(value).ravel().tolist(), strict=True)
+        low, high = space.start, space.start + space.n - 1
+    lows = np.broadcast_to(low, space.shape).ravel().tolist()
+    highs = np.broadcast_to(high, space.shape).ravel().tolist()
+    values = np.asarray(value).ravel().tolist()
+    for number, lowest, highest in zip(values, lows, highs, strict=True):
+        yield Element(lowest, highest, number)
 
 
 @given(NESTS, st.integers(0, 2**31))
@@ -93,28 +119,31 @@ def test_columns_are_the_elements_of_the_action(space: Any, seed: int) -> None:
         assert vector.contains(row)
         action = convert(row)
         assert space.contains(action)
-        for column, is_choice, (low, high, value) in zip(row, vector.is_choice, elements(space, action), strict=True):
+        for column, is_choice, element in zip(row, vector.is_choice, elements(space, action), strict=True):
+            low, high, value = element
             if is_choice:
                 assert value == int(low) + column
             elif np.isfinite(low):
                 expected = low + (column + 1) / 2 * (high - low)
-                assert value == pytest.approx(expected, abs=1e-3 * max(abs(low), abs(high)))  # float16
+                tolerance = 1e-3 * max(abs(low), abs(high))  # of float16
+                assert value == pytest.approx(expected, abs=tolerance)
             else:
                 assert value == pytest.approx(column, rel=1e-3)
 
 
 @given(NESTS)
 def test_the_ends_of_the_columns_are_those_of_the_space(space: Any) -> None:
+    """Numbers beyond the bounds are clipped to them; those without bounds are 0 here."""
     vector, convert = action_vector(space)
-    free = ~np.isfinite(vector.low)
-    for ends in (0, 1):
-        row = np.where(free, 0.0, (vector.low, vector.high)[ends]).astype(np.float32)
-        # Numbers beyond the bounds are clipped.
-        row = np.where(free | vector.is_choice, row, 3 * row)
-        action = convert(row)
+    is_free = ~np.isfinite(vector.low)
+    for end, bound in (("low", vector.low), ("high", vector.high)):
+        row = np.where(is_free, 0.0, bound).astype(np.float32)
+        beyond = np.where(is_free | vector.is_choice, row, 3 * row)
+        action = convert(beyond)
         assert space.contains(action)
-        for is_free, element in zip(free, elements(space, action), strict=True):
-            assert element[2] == (0 if is_free else element[ends])
+        for free, element in zip(is_free, elements(space, action), strict=True):
+            expected = 0 if free else getattr(element, end)
+            assert element.value == expected
 
 
 NEST = spaces.Dict(
@@ -146,21 +175,25 @@ def test_samples_are_uniform_and_standard_normal_without_bounds() -> None:
     vector.seed(0)
     rows = np.stack([vector.sample() for _ in range(4000)])
     assert rows.dtype == np.float32
-    for column in (0, 1):
-        assert (rows[:, column].min(), rows[:, column].max()) == pytest.approx((-1, 1), abs=0.01)
-        assert (rows[:, column].mean(), rows[:, column].var()) == pytest.approx((0, 1 / 3), abs=0.05)
-    assert np.bincount(rows[:, 2].astype(int)) / 4000 == pytest.approx([1 / 3] * 3, abs=0.05)
-    assert (rows[:, 5].mean(), rows[:, 5].std()) == pytest.approx((0, 1), abs=0.05)
-    assert abs(rows[:, 5]).max() > 2.5
+    *bounded, gripper, _, _, unbounded = rows.T
+    for column in bounded:
+        assert (column.min(), column.max()) == pytest.approx((-1, 1), abs=0.01)
+        assert (column.mean(), column.var()) == pytest.approx((0, 1 / 3), abs=0.05)
+    assert len(bounded) == 2
+    assert np.bincount(gripper.astype(int)) / 4000 == pytest.approx([1 / 3] * 3, abs=0.05)
+    assert (unbounded.mean(), unbounded.std()) == pytest.approx((0, 1), abs=0.05)
+    assert abs(unbounded).max() > 2.5
 
 
 def test_a_batch_of_vectors_keeps_its_parts() -> None:
     vector, _ = action_vector(NEST)
     rows = batch_space(vector, 3)
     assert isinstance(rows, ActionVector)
-    assert (rows.shape, rows.parts) == ((3, 6), PARTS)
+    assert rows.shape == (3, 6)
+    assert rows.parts == PARTS
     assert rows.contains(rows.sample())
-    assert batch_space(vector, 3) == rows != vector
+    assert rows == batch_space(vector, 3)
+    assert rows != vector
     for space in (vector, rows):
         assert pickle.loads(pickle.dumps(space)) == copy.deepcopy(space) == space
 
@@ -194,6 +227,7 @@ def test_rows_that_are_no_action_are_named(row: list[float], problem: str) -> No
 
 
 HALF = np.array([np.inf, 1, 1], np.float32)
+"""Bounds that make the first number of a box bounded on one side only."""
 TWO = spaces.Box(-1, 1, (2,), np.float32)
 
 
@@ -233,8 +267,8 @@ def test_bounds_as_wide_as_floats_do_not_overflow() -> None:
     for dtype in FLOATS:
         most = np.finfo(dtype).max
         _, convert = action_vector(spaces.Box(-most, most, (1,), dtype))
-        found = [convert(np.array([x], np.float32)).item() for x in (-1, 0, 1)]
-        assert found == [-most, 0, most]
+        for column, expected in ((-1, -most), (0, 0), (1, most)):
+            assert convert(np.array([column], np.float32)).item() == expected
 
 
 class Remembers(gymnasium.Env[Any, Any]):
@@ -266,11 +300,9 @@ def test_a_discrete_space_begins_at_0() -> None:
 
 
 def test_an_environment_may_name_its_columns() -> None:
-    for names, expected in (
-        (("left", "right"), ("left", "right")),
-        (("left",), ("action[0]", "action[1]")),
-        ((), ("action[0]", "action[1]")),
-    ):
+    """Of two columns: other numbers of names are not taken."""
+    by_place = ("action[0]", "action[1]")
+    for names, expected in ((("left", "right"), ("left", "right")), (("left",), by_place), ((), by_place)):
         assert adapt(Remembers(TWO, names)).metadata["action_names"] == expected
 
 

@@ -77,6 +77,7 @@ def joined(frames: np.ndarray) -> np.ndarray:
 
 
 def to_bytes(most: int) -> Any:
+    """The scaling of numbers from 0 to `most` to 0..255."""
     return lambda image: np.rint(image.astype(np.float64) * (255 / most))
 
 
@@ -132,16 +133,19 @@ def test_values_beyond_the_bounds_of_an_image_are_clipped() -> None:
         (1, [0.0, 0.2, 1.001], ""),
     ],
 )
-def test_images_whose_numbers_are_not_of_their_bounds_are_told_once(
+def test_images_that_do_not_fit_their_bounds_are_warned_of_once(
     high: float, values: list[float], warning: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    images = np.array([[0.0] * 3, values, values], np.float32).reshape(3, 3, 1, 1)
+    """Of three images and two environments; a black image says nothing of the bounds."""
+    image = np.array(values, np.float32).reshape(3, 1, 1)
     observations._warn.cache_clear()
-    for share in (1.0, 0.9):  # of the brightness: environments differ
+    for brightness in (1.0, 0.9):
         env: Any = adapt(Shows(spaces.Box(0, high, (3, 1, 1), np.float32)))
-        for image in images:
-            env.observation(share * image)
-    assert len(caplog.messages) == bool(warning)
+        env.observation(np.zeros_like(image))
+        for _ in range(2):
+            env.observation(brightness * image)
+    expected = 1 if warning else 0
+    assert len(caplog.messages) == expected
     assert re.search(warning, caplog.text)
 
 
@@ -173,12 +177,15 @@ def test_elements_of_vectors_have_names() -> None:
     """Those of their places in a nest, unless the environment has its own; none without a nest, or if they are many."""
     space = spaces.Dict(arm=FLOATS, held=spaces.Discrete(2, start=4), open=spaces.Box(0, 1, (1,)), eye=CAMERA)
     names = ("arm[0]", "arm[1]", "arm[2]", "arm[3]", "held = 4", "held = 5", "open")
-    env = adapt(Shows(space))
+    env: Any = adapt(Shows(space))
     assert env.metadata["element_names"] == names
-    assert len(names) == env.observation_space[1].shape[0]  # type: ignore[index]
+    _, vector = env.observation_space
+    assert vector.shape == (len(names),)
+
     own = Shows(spaces.Dict(arm=FLOATS))
     own.metadata = {"element_names": ("w", "x", "y", "z")}
     assert adapt(own).metadata["element_names"] == ("w", "x", "y", "z")
+
     many = spaces.Dict(arm=spaces.Box(0, 1, (33,)))
     for unnamed in (FLOATS, many):
         assert "element_names" not in adapt(Shows(unnamed)).metadata
@@ -209,7 +216,8 @@ def test_texts_become_words_beside_what_is_seen(space: spaces.Space[Any], image:
     text = last if isinstance(last, str) else last["told"]
     words = text.replace(",", " , ").split()
     assert len(words) > 3
-    assert observation["instruction"].tolist() == [*hash_words(words, len(words)), *[0] * (20 - len(words))]
+    padding = [0] * (20 - len(words))
+    assert observation["instruction"].tolist() == [*hash_words(words, len(words)), *padding]
 
 
 def test_several_texts_are_joined_and_long_ones_cut() -> None:
@@ -217,14 +225,18 @@ def test_several_texts_are_joined_and_long_ones_cut() -> None:
     env = adapt(Shows(space))
     assert env.metadata["observation_names"] == ("observation[0]", "observation[1]")
     assert env.observation_space["image"] == spaces.Tuple([CAMERA, spaces.Box(0, 255, (6, 7, 1), np.uint8)])
+
+    # The agent gets the first words of both texts.
     observation, _ = env.reset(seed=2)
     *_, first, other = env.unwrapped.last
     words = [*split_words(first), *split_words(other["told"])]
     assert len(words) > MOST_WORDS
     assert observation["instruction"].tolist() == hash_words(words, MOST_WORDS).tolist()
     assert env.observation_space.contains(observation)
-    read, dots = env.instruction[:-2], env.instruction[-2:]
-    assert dots == " …"
+
+    # People read the beginning of the text that has these words.
+    assert env.instruction.endswith(" …")
+    read = env.instruction.removesuffix(" …")
     assert f"{first} {other['told']}".startswith(read)
     assert split_words(read) == words[:MOST_WORDS]
 
@@ -234,7 +246,8 @@ def test_words_are_without_capitals_and_punctuation_is_apart() -> None:
     assert split_words("") == []
 
 
-def test_people_read_what_agents_get_the_words_of() -> None:
+def test_people_read_the_text_of_the_words_that_agents_get() -> None:
+    """The beginning of a text by its number of words, and at most so many characters of one word."""
     assert beginning("Go to  the ball, then\nstop!\n", 8) == "Go to  the ball, then\nstop!\n"
     assert beginning("Go to  the ball, then\nstop!\n", 7) == "Go to  the ball, then\nstop …"
     assert beginning("", 1) == ""
@@ -243,22 +256,28 @@ def test_people_read_what_agents_get_the_words_of() -> None:
 
 def test_a_batch_of_parts_is_the_same_in_processes() -> None:
     """Observations are copied: the environment may write the next ones into the same arrays."""
-    spec = "gym:tests.envs.odd:Camera-v0"
-    here, there = envs.make_vector(f"{spec},processes=0", 3), envs.make_vector(f"{spec},processes=2", 3)
     actions = np.zeros(3, np.int64)
-    seen = []
-    for env in (here, there):
+
+    def play(processes: int) -> list[tuple[np.ndarray, ...]]:
+        """Six observations of three environments, of several parts each."""
+        env = envs.make_vector(f"gym:tests.envs.odd:Camera-v0,processes={processes}", 3)
         steps = [env.reset(seed=0)[0], *[env.step(actions)[0] for _ in range(5)]]
-        assert all(env.observation_space.contains(step) for step in steps)
-        seen.append(steps)
+        for step in steps:
+            assert env.observation_space.contains(step)
         env.close()
-    for left, right in zip(*seen, strict=True):
-        assert [part.tolist() for part in left] == [part.tolist() for part in right]
-    cameras = [step[0][0, 0, 0, 0] for step in seen[0]]
+        return steps
+
+    here = play(processes=0)
+    there = play(processes=2)
+    for found, expected in zip(there, here, strict=True):
+        assert [part.tolist() for part in found] == [part.tolist() for part in expected]
+    cameras = [image[0, 0, 0, 0] for image, *_ in here]
     assert cameras == [0, 0, 1, 2, 3, 0]
 
 
 def test_a_text_that_is_none_is_named() -> None:
+    """None in the place of a text of the space."""
+
     class Mute(Camera):
         def __init__(self) -> None:
             super().__init__()
@@ -308,28 +327,35 @@ def test_other_spaces_are_refused_by_name_wherever_they_are(other: spaces.Space[
 @pytest.mark.parametrize("first", [0, 100])
 def test_drawn_nests_are_shown_or_refused(first: int) -> None:
     """The forms that agents know, in batches; no number and no pixel is lost."""
+    image = ("uint8", 3)
+    vector = ("float32", 1)
     forms = set()
     for case in range(first, first + 100):
         space = draw_space(random.Random(case))
         if not isinstance(space, spaces.Space):
             continue
+
+        # Spaces that agents do not know are refused.
         parts = [part for _, part in leaves(space)]
-        sizes = [spaces.flatdim(part) if isinstance(part, NUMERIC) else 0 for part in parts]
-        if not all(isinstance(part, (*NUMERIC, spaces.Text)) for part in parts) or sum(sizes) > MOST_NUMBERS:
+        size = sum(spaces.flatdim(part) for part in parts if isinstance(part, NUMERIC))
+        is_known = all(isinstance(part, (*NUMERIC, spaces.Text)) for part in parts)
+        if not is_known or size > MOST_NUMBERS:
             with pytest.raises(ValueError, match=r"^observation space: expected"):
                 adapt(Shows(space))
             continue
+
+        # Others are shown as images, after which there may be a vector.
         env = batch(lambda space=space: adapt(Shows(space)), 2)
         observation, _ = env.reset(seed=case)
         assert env.observation_space.contains(observation)
         seen = env.single_observation_space
         if isinstance(seen, spaces.Dict):
             seen = seen["image"]
-        shapes = list(seen) if isinstance(seen, spaces.Tuple) else [seen]
-        kinds = [(str(part.dtype), len(part.shape)) for part in shapes]
-        assert all(kind == ("uint8", 3) for kind in kinds[:-1])
-        assert kinds[-1] in (("uint8", 3), ("float32", 1))
-        if sum(sizes):
-            assert sum(int(np.prod(part.shape)) for part in shapes) == sum(sizes)
-        forms.add((type(env.single_observation_space).__name__, len(shapes)))
+        shown_parts = list(seen) if isinstance(seen, spaces.Tuple) else [seen]
+        *kinds, last_kind = [(str(part.dtype), len(part.shape)) for part in shown_parts]
+        assert all(kind == image for kind in kinds)
+        assert last_kind in (image, vector)
+        if size:
+            assert sum(int(np.prod(part.shape)) for part in shown_parts) == size
+        forms.add((type(env.single_observation_space).__name__, len(shown_parts)))
     assert forms >= {("Box", 1), ("Tuple", 2)}

@@ -26,6 +26,7 @@ GOOD = {"eye": np.zeros((2, 3, 3), np.uint8), "arm": (np.zeros(2, np.float32), 6
 
 
 def with_arm(*arm: Any) -> dict[str, Any]:
+    """A value of the nest with another tuple as its arm."""
     return {**GOOD, "arm": arm}
 
 
@@ -57,7 +58,8 @@ def test_a_nest_is_converted_leaf_by_leaf_and_further_keys_are_left_out() -> Non
     assert NEST.contains(found)
 
 
-BOX, FINITE = spaces.Box(-1, 1, (2,), np.float32), r"expected finite numbers \(float32\), got "
+BOX = spaces.Box(-1, 1, (2,), np.float32)
+FINITE = r"expected finite numbers \(float32\), got "
 
 
 @pytest.mark.parametrize(
@@ -133,8 +135,10 @@ def test_what_is_not_one_number_is_named(value: Any, problem: str) -> None:
 
 
 def test_flags() -> None:
-    for true, false in ((True, False), (np.bool_(True), np.bool_(False)), (1, 0), (np.array(1.0), np.array(0.0))):
-        assert (flag(true, "it"), flag(false, "it")) == (True, False)
+    for true in (True, np.bool_(True), 1, np.array(1.0)):
+        assert flag(true, "it") is True
+    for false in (False, np.bool_(False), 0, np.array(0.0)):
+        assert flag(false, "it") is False
     for wrong in (None, "yes", 2, np.array([True]), float("nan")):
         with pytest.raises(OutputError, match=r"^it: expected True or False, got "):
             flag(wrong, "it")
@@ -191,15 +195,16 @@ def test_the_line_is_the_same_from_a_process_of_its_own() -> None:
 
 
 @pytest.mark.parametrize("processes", [0, 2])
-def test_infos_that_nobody_asked_for_are_ignored(processes: int) -> None:
-    """Gymnasium's vector environments join them to arrays by the type of the first."""
+def test_infos_that_are_no_counters_are_ignored(processes: int) -> None:
+    """Of any type; gymnasium's vector environments would join them to arrays by the type of the first."""
     steps = play(f"gym:tests.envs.odd:Odd-v0,infos=True,processes={processes}", 3 * len(INFOS))
     assert all(step[-1] == {} for step in steps)
 
 
 def test_options_of_a_reset_reach_the_environment() -> None:
     class Optional(gymnasium.Env[Any, Any]):
-        observation_space, action_space = BOX, spaces.Discrete(2)
+        observation_space = BOX
+        action_space = spaces.Discrete(2)
 
         def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, Any]:
             return np.full(2, (options or {}).get("at", 0.0)), {}
@@ -211,10 +216,11 @@ def test_options_of_a_reset_reach_the_environment() -> None:
 
 def test_counters_that_an_environment_names_are_read() -> None:
     *_, infos = play("gym:tests.envs.odd:Odd-v0,metrics=True")[-1]
-    assert (infos["doors"].tolist(), infos["_doors"].tolist()) == ([3.0, 3.0], [True, True])
+    assert infos["doors"].tolist() == [3.0, 3.0]
+    assert infos["_doors"].tolist() == [True, True]
 
 
-def test_the_interface_of_before_is_refused_when_it_is_made() -> None:
+def test_gyms_old_interface_is_refused_when_the_environment_is_made() -> None:
     expected = r"reset: expected parameters as gymnasium's \(self, .*seed.*\).*, got \(\)"
     with pytest.raises(ValueError, match=f"^environment gym:tests.envs.odd:OldOdd-v0: {expected}"):
         envs.make_vector("gym:tests.envs.odd:OldOdd-v0", 1)
@@ -242,9 +248,16 @@ def test_a_dm_env_that_returns_what_it_should_not_is_named(fields: str, line: st
 def test_rewards_and_discounts_of_dm_env_may_be_scalar_arrays() -> None:
     env = DmEnv(OddDm)
     env.reset()
-    for discount, ends in ((0.0, (True, False)), (1.0, (False, True))):
-        env._environment.reward, env._environment.discount = np.array(0.5), np.array(discount)
-        assert env.step(0)[1:4] == (0.5, *ends)
+    task = env._environment
+    task.reward = np.array(0.5)
+
+    task.discount = np.array(0.0)
+    _, reward, terminated, truncated, _ = env.step(0)
+    assert (reward, terminated, truncated) == (0.5, True, False)
+
+    task.discount = np.array(1.0)
+    _, reward, terminated, truncated, _ = env.step(0)
+    assert (reward, terminated, truncated) == (0.5, False, True)
 
 
 class Sharing(Odd):
@@ -254,13 +267,14 @@ class Sharing(Odd):
 
     def step(self, action: int) -> tuple[Any, ...]:
         self.seen[:] = action
-        return (self.seen, *super().step(action)[1:])
+        _, *others = super().step(action)
+        return (self.seen, *others)
 
 
 def test_environments_that_share_memory_have_their_own_observations() -> None:
     env = batch(Sharing, 3)
     env.reset()
-    first = env.step(np.array([0, 1, 2]))[0]
+    first, *_ = env.step(np.array([0, 1, 2]))
     assert first.tolist() == [[0, 0], [1, 1], [2, 2]]
     env.step(np.array([2, 2, 2]))
     assert first.tolist() == [[0, 0], [1, 1], [2, 2]]
