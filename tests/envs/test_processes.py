@@ -28,7 +28,8 @@ class Tally(gymnasium.Env):
     """Observations are random numbers, `steps` counts; action 2 calls `fault`."""
 
     metadata = {"episode_metrics": ("steps",)}  # noqa: RUF012
-    observation_space, action_space = spaces.Box(0, 1, (2,), np.float32), spaces.Discrete(3)
+    observation_space = spaces.Box(0, 1, (2,), np.float32)
+    action_space = spaces.Discrete(3)
 
     def __init__(self, fault: Callable[..., Any] = lambda: None) -> None:
         self.fault = fault
@@ -49,16 +50,20 @@ class Tally(gymnasium.Env):
         return self.np_random.random(2, np.float32), float(action), over, False, infos
 
 
+def has_ended(pid: int) -> bool:
+    """Whether a process is gone, or a zombie: it has ended, and its parent has not yet waited for it."""
+    try:
+        status = Path(f"/proc/{pid}/stat").read_text()
+    except (ProcessLookupError, FileNotFoundError):
+        return True
+    _, _, after_the_name = status.rpartition(")")
+    state, *_ = after_the_name.split()
+    return state == "Z"
+
+
 def gone(pids: list[int]) -> None:
     """Waits until processes have ended."""
-
-    def ended(pid: int) -> bool:
-        try:
-            return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"  # not waited for yet
-        except (ProcessLookupError, FileNotFoundError):
-            return True
-
-    wait_until(lambda: all(map(ended, pids)), patience=60)
+    wait_until(lambda: all(has_ended(pid) for pid in pids), patience=60)
 
 
 def pids_of(env: Any) -> list[int]:
@@ -66,29 +71,45 @@ def pids_of(env: Any) -> list[int]:
 
 
 def test_it_is_the_batch_in_one_process() -> None:
-    one, two = batch(Tally, 5), batch(Tally, 5, processes=2)
-    assert isinstance(two, ProcessVectorEnv)
+    serial = batch(Tally, 5)
+    env = batch(Tally, 5, processes=2)
+    assert isinstance(env, ProcessVectorEnv)
     for name in ("num_envs", "metadata", "observation_space", "single_observation_space", "action_space"):
-        assert getattr(one, name) == getattr(two, name)
+        assert getattr(env, name) == getattr(serial, name)
     actions = np.random.default_rng(0).integers(3, size=(30, 5))
     for seed in (3, [4, 3, 2, 1, 0]):
-        assert np.array_equal(one.reset(seed=seed)[0], two.reset(seed=seed)[0])
+        assert np.array_equal(env.reset(seed=seed)[0], serial.reset(seed=seed)[0])
         for action in actions:
-            *left, infos = one.step(action)
-            *right, others = two.step(action)
-            assert all(np.array_equal(a, b) and a.dtype == b.dtype for a, b in zip(left, right))
-            assert np.array_equal(infos["steps"], others["steps"])
-            assert others["_steps"].all()
-            assert set(others) == {"steps", "_steps"}
-    for call in (lambda: two.step(actions[0, :4]), lambda: two.reset(seed=[1, 2, 3, 4])):
-        with pytest.raises(ValueError, match="each of 5 environments, got 4"):
-            call()
-    pids = pids_of(two)
+            *found, infos = env.step(action)
+            *expected, serial_infos = serial.step(action)
+            for left, right in zip(found, expected, strict=True):
+                assert left.dtype == right.dtype
+                assert np.array_equal(left, right)
+            assert set(infos) == {"steps", "_steps"}
+            assert np.array_equal(infos["steps"], serial_infos["steps"])
+            assert infos["_steps"].all()
+    env.close()
+
+
+def test_a_value_for_each_environment_is_expected() -> None:
+    env = batch(Tally, 5, processes=2)
+    env.reset(seed=0)
+    with pytest.raises(ValueError, match="each of 5 environments, got 4"):
+        env.step(np.zeros(4, np.int64))
+    with pytest.raises(ValueError, match="each of 5 environments, got 4"):
+        env.reset(seed=[1, 2, 3, 4])
+    env.close()
+
+
+def test_processes_are_a_group_of_their_own_and_end_with_close() -> None:
+    env = batch(Tally, 5, processes=2)
+    env.reset(seed=0)
+    pids = pids_of(env)
     assert os.getpgid(pids[0]) != os.getpgid(0), "Ctrl-C in the terminal is for the program alone"
-    two.close()
+    env.close()
     gone(pids)
     with pytest.raises(RuntimeError, match="after close"):
-        two.step(actions[0])
+        env.step(np.zeros(5, np.int64))
 
 
 @pytest.mark.parametrize(
@@ -135,12 +156,19 @@ def test_a_process_that_dies_is_noticed() -> None:
 
 @pytest.mark.parametrize("fault", ["int", pytest.param("partial(time.sleep, 1000)", marks=pytest.mark.slow)])
 def test_they_do_not_outlive_a_program_that_is_killed(fault: str) -> None:
-    program = (
-        "from functools import partial; import time; from envs.processes import batch;"
-        "from tests.envs.test_processes import Tally;"
-        f"env = batch(partial(Tally, {fault}), 2, processes=2); env.reset(seed=0);"
-        "print(*(process.pid for process in env.processes), flush=True); env.step([2, 2]); time.sleep(600)"
-    )
+    program = f"""
+import time
+from functools import partial
+
+from envs.processes import batch
+from tests.envs.test_processes import Tally, pids_of
+
+env = batch(partial(Tally, {fault}), 2, processes=2)
+env.reset(seed=0)
+print(*pids_of(env), flush=True)
+env.step([2, 2])
+time.sleep(600)
+"""
     variables = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True, env=variables) as process:
         pids = [int(word) for word in process.stdout.readline().split()]
@@ -166,6 +194,7 @@ class Slow(Tally):
 
 @pytest.fixture
 def two_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    """This process may run on two cores."""
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {4, 5}, raising=False)
 
 
@@ -181,23 +210,27 @@ def test_slow_environments_share_an_actors_cores(
 
 def test_one_environment_is_not_measured(two_cores: None) -> None:
     def make() -> Any:
-        raise AssertionError("made")
+        raise AssertionError("it was made")
 
     assert fitting_processes(make, 1) == 0
 
 
 def test_the_episodes_of_slow_environments_are_those_of_one_process(two_cores: None) -> None:
     spec = "dm:tests.envs.dm_tasks:Unhurried"
-    one, two = envs.make_vector(f"{spec},processes=0", 4), envs.make_vector(spec, 4)
-    assert isinstance(one, SerialVectorEnv)
-    assert isinstance(two, ProcessVectorEnv)
-    assert len(two.processes) == 2
-    assert isinstance(envs.make_vector(spec, 4, actors=2), SerialVectorEnv)
-    assert np.array_equal(one.reset(seed=3)[0], two.reset(seed=3)[0])
+    serial = envs.make_vector(f"{spec},processes=0", 4)
+    env = envs.make_vector(spec, 4)
+    assert isinstance(serial, SerialVectorEnv)
+    assert isinstance(env, ProcessVectorEnv)
+    assert len(env.processes) == 2
+    assert isinstance(envs.make_vector(spec, 4, actors=2), SerialVectorEnv), "two actors have a core each"
+
+    assert np.array_equal(env.reset(seed=3)[0], serial.reset(seed=3)[0])
     for action in np.random.default_rng(0).integers(3, size=(15, 4)):
-        left, right = one.step(action), two.step(action)
-        assert all(np.array_equal(a, b) for a, b in zip(left[:4], right[:4], strict=True))
-    two.close()
+        *found, _ = env.step(action)
+        *expected, _ = serial.step(action)
+        for left, right in zip(found, expected, strict=True):
+            assert np.array_equal(left, right)
+    env.close()
 
 
 def test_a_step_is_measured_with_resets_and_without_a_trace() -> None:
@@ -208,10 +241,14 @@ def test_a_step_is_measured_with_resets_and_without_a_trace() -> None:
             time.sleep(0.02)
             return super().reset(**options)
 
-    python, numpy = random.getstate(), np.random.get_state()[1].tolist()  # noqa: NPY002
+    def state_of_numpy() -> list[int]:
+        return np.random.get_state()[1].tolist()  # noqa: NPY002
+
+    python_before = random.getstate()
+    numpy_before = state_of_numpy()
     assert 0.003 < step_seconds(Draws) < 0.2  # a step, and a fifth of a reset
-    assert random.getstate() == python
-    assert np.random.get_state()[1].tolist() == numpy  # noqa: NPY002
+    assert random.getstate() == python_before
+    assert state_of_numpy() == numpy_before
 
 
 @pytest.mark.parametrize("fault", [partial({}.__getitem__, "a door"), partial(sys.exit, 0)])
