@@ -78,36 +78,51 @@ def follow(env: DeviceEnv, vector: Any, steps: int, every: int = 1) -> Iterator[
 
     If not at every step, the device's environments are first brought to the other's state.
     """
-    random, over = np.random.default_rng(0), np.zeros(env.num_envs, bool)
-    # The oracle of the rooms would plan anew for every random action.
-    scripted = partial(oracle_actions, vector) if isinstance(vector, RoomsVectorEnv) else vector.oracle_actions
+    scripted = vector.oracle_actions
+    if isinstance(vector, RoomsVectorEnv):  # whose own oracle would plan anew after every random action
+        scripted = partial(oracle_actions, vector)
+    random = np.random.default_rng(0)
+    over = np.zeros(env.num_envs, bool)
     for count in range(steps):
-        action = scripted() if count % 4 else random.integers(env.num_actions, size=env.num_envs)
-        compared = count % every == 0
-        if compared and every > 1:
+        is_random = count % 4 == 0
+        action = random.integers(env.num_actions, size=env.num_envs) if is_random else scripted()
+        is_compared = count % every == 0
+        if is_compared and every > 1:
             synchronise(env, vector)
         step = vector.step(action)
-        if compared:
+        if is_compared:
             env.step(torch.from_numpy(action).to(env.device))
             yield results(env), expected(step, over, vector)
-        over = step[2] | step[3]
+        _, _, terminated, truncated, _ = step
+        over = terminated | truncated
+
+
+def addresses(env: DeviceEnv) -> dict[str, int]:
+    """Where an environment's tensors are in memory."""
+    return {name: tensor.data_ptr() for name, tensor in tensors(env).items()}
 
 
 def check(spec: str, steps: int, every: int = 1, num_envs: int = 3) -> int:
     """Asserts that a device's environments follow the vector environment exactly; returns the number of episodes."""
-    env, vector = envs.make_device(spec, num_envs, "cpu"), envs.make_vector(spec, num_envs)
-    env.reset(7)
-    for name, view in views_of(vector.reset(seed=7)[0]).items():
-        assert np.array_equal(tensors(env)[name].numpy(), view)
-    assert (env.num_actions, env.action_repeat) == (vector.single_action_space.n, vector.metadata["action_repeat"])
+    env = envs.make_device(spec, num_envs, "cpu")
+    vector = envs.make_vector(spec, num_envs)
+    assert env.num_actions == vector.single_action_space.n
+    assert env.action_repeat == vector.metadata["action_repeat"]
     assert tuple(env.counters) == vector.metadata["episode_metrics"]
-    places, episodes = {name: tensor.data_ptr() for name, tensor in tensors(env).items()}, 0
+
+    env.reset(7)
+    observation, _ = vector.reset(seed=7)
+    for name, view in views_of(observation).items():
+        assert np.array_equal(tensors(env)[name].numpy(), view)
+
+    before = addresses(env)
+    episodes = 0
     for given, wanted in follow(env, vector, steps, every):
         for name, array in wanted.items():
             assert given[name].dtype == array.dtype, name
             assert np.array_equal(given[name], array), name
         episodes += given["begin"].sum()
-    assert {name: tensor.data_ptr() for name, tensor in tensors(env).items()} == places
+    assert addresses(env) == before, "all is written in place"
     return episodes
 
 
@@ -117,7 +132,9 @@ def test_it_follows_the_vector_environment(spec: str) -> None:
 
 
 def played(env: DeviceEnv, steps: int) -> list[dict[str, np.ndarray]]:
-    random, found = np.random.default_rng(1), []
+    """The results of each of some random steps."""
+    random = np.random.default_rng(1)
+    found = []
     for _ in range(steps):
         env.step(torch.from_numpy(random.integers(env.num_actions, size=env.num_envs)))
         found.append(results(env))
@@ -127,18 +144,22 @@ def played(env: DeviceEnv, steps: int) -> list[dict[str, np.ndarray]]:
 @pytest.mark.parametrize("spec", SPECS)
 def test_a_state_resumes_exactly(spec: str) -> None:
     """Also between the end of an episode and the next step."""
-    env, other = (envs.make_device(spec, 3, "cpu") for _ in range(2))
+    env = envs.make_device(spec, 3, "cpu")
+    other = envs.make_device(spec, 3, "cpu")
     env.reset(3)
     while not (env.terminated | env.truncated).any():
         played(env, 1)
     state = env.get_state()
-    before = {name: view.clone() for name, view in views_of(env.observation).items()}
-    steps = played(env, 40)
+    views = {name: view.clone() for name, view in views_of(env.observation).items()}
+    expected_steps = played(env, 40)
+
     other.set_state(state)
-    assert all(torch.equal(view, before[name]) for name, view in views_of(other.observation).items())
-    for one, two in zip(steps, played(other, 40)):
-        assert one.keys() == two.keys()
-        assert all(np.array_equal(one[name], two[name]) for name in one)
+    for name, view in views_of(other.observation).items():
+        assert torch.equal(view, views[name])
+    for found, wanted in zip(played(other, 40), expected_steps, strict=True):
+        assert found.keys() == wanted.keys()
+        for name, array in wanted.items():
+            assert np.array_equal(found[name], array), name
 
 
 @pytest.mark.parametrize("spec", ["rooms:small", "diagnostic:recall"])
@@ -146,9 +167,9 @@ def test_states_of_another_form_are_refused(spec: str) -> None:
     env = envs.make_device(spec, 2, "cpu")
     env.reset(0)
     state = env.get_state()
-    for wrong in ({"rng": state["rng"][:1]}, {"rng": state["rng"].double()}, {"more": torch.zeros(2)}):
-        with pytest.raises(ValueError, match=rf"state\['{next(iter(wrong))}'\]: expected "):
-            env.set_state({**state, **wrong})
+    for name, wrong in (("rng", state["rng"][:1]), ("rng", state["rng"].double()), ("more", torch.zeros(2))):
+        with pytest.raises(ValueError, match=rf"state\['{name}'\]: expected "):
+            env.set_state({**state, name: wrong})
     with pytest.raises(ValueError, match=r"^state\['more'\]: expected nothing, got torch\.float32 \[2\]$"):
         env.set_state({**state, "more": torch.zeros(2)})
     with pytest.raises(ValueError, match=r"^state\['truncated'\]: expected torch\.bool \[2\], got nothing$"):
@@ -178,8 +199,9 @@ def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def python(*lines: str, **variables: str) -> None:
     """Runs a program in another process."""
-    options = ["-W", "ignore", "-c", "\n".join(lines)]  # the simulator's random numbers overflow, as they should
-    found = subprocess.run([sys.executable, *options], env={**os.environ, **variables}, capture_output=True, text=True)
+    ignore = ["-W", "ignore"]  # the simulator's random numbers overflow, as they should
+    command = [sys.executable, *ignore, "-c", "\n".join(lines)]
+    found = subprocess.run(command, env={**os.environ, **variables}, capture_output=True, text=True)
     assert found.returncode == 0, found.stderr
 
 
@@ -189,8 +211,14 @@ def test_the_level_alone_loads_neither_torch_nor_cuda() -> None:
 
 def simulate(specs: dict[str, tuple[int, int]]) -> None:
     """`check` in a process in which numba simulates a GPU."""
-    lines = ("from envs.rooms import kernels", "from tests.envs.test_device import check", "kernels.THREADS = 2")
-    python(*lines, f"for spec, steps in {specs}.items(): check(spec, *steps, num_envs=2)", NUMBA_ENABLE_CUDASIM="1")
+    python(
+        "from envs.rooms import kernels",
+        "from tests.envs.test_device import check",
+        "kernels.THREADS = 2",
+        f"for spec, (steps, every) in {specs}.items():",
+        "    check(spec, steps, every, num_envs=2)",
+        NUMBA_ENABLE_CUDASIM="1",
+    )
 
 
 def test_the_kernel_equals_the_cpu_in_the_simulator() -> None:
@@ -227,23 +255,25 @@ def test_the_kernel_compiles_without_a_gpu(monkeypatch: pytest.MonkeyPatch) -> N
 )
 def test_a_gpu_follows_the_cpu_up_to_rounding(spec: str) -> None:
     """From the same state at every step, since differences grow."""
-    env, vector = envs.make_device(spec, 64, "cuda"), envs.make_vector(spec, 64)
+    env = envs.make_device(spec, 64, "cuda")
+    vector = envs.make_vector(spec, 64)
     env.reset(7)
     vector.reset(seed=7)
-    differ: dict[str, list[float]] = {}
+    shares_that_differ: dict[str, list[float]] = {}
     for given, wanted in follow(env, vector, 200):
         for name, array in wanted.items():
             allowed = 2 if name.startswith("observation") else 1e-6
-            off = np.abs(given[name].astype(float) - array.astype(float)) > allowed
-            differ.setdefault(name, []).append(off.mean())
+            difference = np.abs(given[name].astype(float) - array.astype(float))
+            shares_that_differ.setdefault(name, []).append((difference > allowed).mean())
         synchronise(env, vector)
-    assert {name: shares for name, shares in differ.items() if np.mean(shares) > 1e-3} == {}
+    assert {name: shares for name, shares in shares_that_differ.items() if np.mean(shares) > 1e-3} == {}
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("spec", ["rooms:small,episode_frames=50", "diagnostic:recall"])
 def test_a_cuda_graph_holds_a_step(spec: str) -> None:
-    env, other = (envs.make_device(spec, 64, "cuda") for _ in range(2))
+    env = envs.make_device(spec, 64, "cuda")
+    other = envs.make_device(spec, 64, "cuda")
     action = torch.zeros(64, dtype=torch.int64, device="cuda")
     env.reset(7)
     graph = torch.cuda.CUDAGraph()
@@ -255,4 +285,6 @@ def test_a_cuda_graph_holds_a_step(spec: str) -> None:
         action.fill_(count // 3 % 4)
         graph.replay()
         other.step(action)
-        assert all(torch.equal(tensor, tensors(other)[name]) for name, tensor in tensors(env).items())
+        wanted = tensors(other)
+        for name, tensor in tensors(env).items():
+            assert torch.equal(tensor, wanted[name]), name
