@@ -2,9 +2,11 @@
 
 import itertools
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 import envs
 from envs.registry import rooms_config
@@ -32,15 +34,20 @@ def looks(env: RoomsVectorEnv) -> list[look.Look]:
 
 
 def test_looks_do_not_change_what_is_drawn_of_the_task(env: RoomsVectorEnv) -> None:
+    """All of the state but the look is as without random looks."""
     plain = RoomsVectorEnv(MEMBERS, "full")
-    images = [e.reset(seed=3)[0] for e in (env, plain)]
-    assert (images[0] != images[1]).any((1, 2, 3)).all()
-    for name, array in plain.get_state().items():
-        assert name == "look" or (array == env.get_state()[name]).all()
+    views, _ = env.reset(seed=3)
+    plain_views, _ = plain.reset(seed=3)
+    assert (views != plain_views).any((1, 2, 3)).all()
+    state = env.get_state()
+    expected = plain.get_state()
+    del expected["look"]
+    for name, array in expected.items():
+        assert (state[name] == array).all(), name
 
 
 def test_a_look_lasts_an_episode_and_its_seed_repeats_it(env: RoomsVectorEnv) -> None:
-    first = env.reset(seed=4)[0]
+    first, _ = env.reset(seed=4)
     before = looks(env)
     assert len(set(before)) == MEMBERS
     for _ in range(180):
@@ -65,25 +72,36 @@ def test_all_textures_are_used_and_the_display_is_hidden_sometimes() -> None:
 def test_a_second_view_shows_the_same_state_with_the_level_s_own_look() -> None:
     """For a teacher. The first view, rewards and motion are as without it."""
     config = replace(RANDOMISED["train"], image_height=40, image_width=64, shrink=2)
-    paired, single = RoomsVectorEnv(4, replace(config, own_view=True)), RoomsVectorEnv(4, config)
+    paired = RoomsVectorEnv(4, replace(config, own_view=True))
+    single = RoomsVectorEnv(4, config)
     plain = RoomsVectorEnv(4, replace(config, looks="own"))
-    views, expected = paired.reset(seed=3)[0], single.reset(seed=3)[0]
+    views, _ = paired.reset(seed=3)
+    expected, _ = single.reset(seed=3)
     for _ in range(190):  # into the second episode
         assert paired.observation_space.contains(views)
-        assert (views[0] == expected).all()
+        view, own_view = views
+        assert (view == expected).all()
         own = plain.set_state(paired.get_state() | {"look": np.zeros(4, np.uint64)})
-        assert (views[1] == own).all()
-        assert (views[0] != views[1]).any(axis=(1, 2, 3)).all()
-        actions = oracle_actions(single)
-        (views, reward, *_), (expected, same, *_) = paired.step(actions), single.step(actions)
-        assert (reward == same).all()
-    assert (paired.between(actions) == single.between(actions)).all()
-    assert all((a == b).all() for a, b in zip(paired.set_state(paired.get_state()), views, strict=True))
+        assert (own_view == own).all()
+        assert (view != own_view).any(axis=(1, 2, 3)).all()
 
-    one = RoomsEnv(replace(config, own_view=True))
-    seen = one.reset(seed=3)[0]
-    assert one.observation_space.contains(seen)
-    assert one.observation_space.contains(one.step(0)[0])
+        actions = oracle_actions(single)
+        views, reward, *_ = paired.step(actions)
+        expected, expected_reward, *_ = single.step(actions)
+        assert (reward == expected_reward).all()
+
+    assert (paired.between(actions) == single.between(actions)).all()
+    again = paired.set_state(paired.get_state())
+    for found, last in zip(again, views, strict=True):
+        assert (found == last).all()
+
+
+def test_a_single_environment_has_a_second_view() -> None:
+    env = RoomsEnv(replace(RANDOMISED["train"], image_height=40, image_width=64, shrink=2, own_view=True))
+    observation, _ = env.reset(seed=3)
+    assert env.observation_space.contains(observation)
+    observation, *_ = env.step(0)
+    assert env.observation_space.contains(observation)
 
 
 def test_an_agent_is_tested_without_the_second_view() -> None:
@@ -93,29 +111,53 @@ def test_an_agent_is_tested_without_the_second_view() -> None:
         assert envs.untaught(unchanged) == unchanged
 
 
-def test_groups_share_no_surface() -> None:
-    """No family and no texture is in two groups, and only the group to train on has the level's own."""
+def test_groups_share_no_family_of_patterns() -> None:
     families = [pattern for patterns in FAMILIES.values() for pattern in patterns]
     assert len(families) == len(set(families))
-    scenes = {group: RoomsVectorEnv(1, config).scene for group, config in RANDOMISED.items()}
+
+
+@pytest.fixture(scope="module")
+def scenes() -> dict[str, Any]:
+    """The scene of every group, whose textures are the level's own and after it the random ones."""
+    return {group: RoomsVectorEnv(1, config).scene for group, config in RANDOMISED.items()}
+
+
+def test_groups_have_their_numbers_of_textures(scenes: dict[str, Any]) -> None:
     for group, scene in scenes.items():
-        random = (len(scene.floors) - 1, len(scene.wall) - 1, len(scene.sky) - 1)
-        assert random == TEXTURE_COUNTS[group], "without the level's own"
-    for name in ("floors", "wall", "sky"):
-        own, *_ = zip(*(getattr(scene, name) for scene in scenes.values()))
-        assert all((texture == own[0]).all() for texture in own), "the first is the level's own"
-        seen = [texture.tobytes() for scene in scenes.values() for texture in getattr(scene, name)[1:]]
-        assert len(seen) == len(set(seen))
-        colours = [[texture.mean(axis=(-3, -2)) for texture in getattr(scene, name)[1:]] for scene in scenes.values()]
-        for one, other in itertools.combinations(colours, 2):
-            both_have = zip(one, other, strict=False)  # groups differ in how many they have
-            apart = [np.abs(a - b).max() > 5 for a, b in both_have]
-            assert np.mean(apart) > 0.9, "a seed has other colours in another group"
-    for group, config in RANDOMISED.items():
-        batch = RoomsVectorEnv(4000, replace(config, image_height=8, image_width=8, hud=False))
-        batch.reset(seed=1)
-        for part in ("floor", "wall", "sky"):
-            assert (min(getattr(one, part) for one in looks(batch)) == 0) == (group == "train")
+        own = 1
+        found = (len(scene.floors) - own, len(scene.wall) - own, len(scene.sky) - own)
+        assert found == TEXTURE_COUNTS[group]
+
+
+@pytest.mark.parametrize("name", ["floors", "wall", "sky"])
+def test_groups_share_no_surface(name: str, scenes: dict[str, Any]) -> None:
+    first_own, *_ = getattr(scenes["train"], name)
+    surfaces = set()
+    count = 0
+    colours = []
+    for scene in scenes.values():
+        own, *random = getattr(scene, name)
+        assert (own == first_own).all(), "the first is the level's own"
+        surfaces |= {texture.tobytes() for texture in random}
+        count += len(random)
+        colours.append([texture.mean(axis=(-3, -2)) for texture in random])
+    assert len(surfaces) == count
+
+    for one, other in itertools.combinations(colours, 2):
+        both_have = zip(one, other, strict=False)  # groups differ in how many they have
+        apart = [np.abs(a - b).max() > 5 for a, b in both_have]
+        assert np.mean(apart) > 0.9, "a seed has other colours in another group"
+
+
+@pytest.mark.parametrize("group", RANDOMISED)
+def test_only_the_group_to_train_on_shows_the_level_s_own_surfaces(group: str) -> None:
+    env = RoomsVectorEnv(4000, replace(RANDOMISED[group], image_height=8, image_width=8, hud=False))
+    env.reset(seed=1)
+    drawn = looks(env)
+    own = 0
+    for part in ("floor", "wall", "sky"):
+        least = min(getattr(one, part) for one in drawn)
+        assert (least == own) == (group == "train")
 
 
 @pytest.mark.parametrize("pattern", [each for family in FAMILIES.values() for each in family])
@@ -138,8 +180,10 @@ def test_noise_repeats_with_the_tile_of_a_wall() -> None:
 def test_light_moves_along_the_walls_of_some_episodes(env: RoomsVectorEnv) -> None:
     env.reset(seed=5)
     state = env.get_state() | {"shown": np.full(MEMBERS, -100), "frame": np.full(MEMBERS, 10)}
-    views = env.set_state(state), env.set_state(state | {"frame": np.full(MEMBERS, 30)})
-    moves = (views[0] != views[1])[:, 26:40, 36:60].any((1, 2, 3))  # the wall ahead
+    before = env.set_state(state)
+    after = env.set_state(state | {"frame": np.full(MEMBERS, 30)})
+    wall_ahead = (slice(None), slice(26, 40), slice(36, 60))
+    moves = (before != after)[wall_ahead].any((1, 2, 3))
     assert moves.tolist() == [one.lamp > 0 for one in looks(env)]
     assert 0 < moves.sum() < MEMBERS
 
@@ -160,42 +204,50 @@ def test_objects_are_seen_and_told_apart_by_colour(group: str) -> None:
 
     Not in every look: a wall may have nearly the colour of an object, and all may be dark.
     """
-    looks = 64
-    env = RoomsVectorEnv(looks, RANDOMISED[group])
+    config = RANDOMISED[group]
+    num_looks = 64
+    env = RoomsVectorEnv(num_looks, config)
     env.reset(seed=7)
-    state = env.get_state()
-    state["shown"][:] = -100
-    state["room"][:], state["x"][:], state["y"][:] = ROOM_2, 510.0, 64.0
-    palette = np.array(RANDOMISED[group].colours, float)
+    left = 0
+    place = {"room": ROOM_2, "x": 510.0, "y": 64.0, "shown": -100, "match_side": left}
+    sphere = 3 * config.shapes.index("sphere")
+
+    def middle(**fields: float) -> NDArray[np.float64]:
+        """The middle of the views [looks, H, W, 3] of a state."""
+        state = env.get_state()
+        for name, value in (place | fields).items():
+            state[name][:] = value
+        return env.set_state(state)[:, 10:58, 30:66].astype(float)
+
+    palette = np.array(config.colours, float)
     palette /= np.linalg.norm(palette, axis=1, keepdims=True)
-    views = {}
-    for item in (*range(30, 33), None):
-        if item is not None:
-            state["match"][:], state["match_side"][:] = item, 0
-        state["taken"][:] = -1 if item is not None else 0
-        views[item] = env.set_state(state)[:, 10:58, 30:66].astype(float)
+    without = middle(match=sphere, taken=left)
     told = []
     for colour in range(3):
-        image = views[30 + colour]
-        changed = np.abs(image - views[None]).max(3) > 40
-        for one in range(looks):
+        image = middle(match=sphere + colour, taken=-1)
+        changed = np.abs(image - without).max(3) > 40
+        for one in range(num_looks):
             glow = image[one][changed[one]]
             bright = glow[glow.max(1, initial=0) > 110]
-            nearest = np.argmax(bright @ palette.T / np.linalg.norm(bright, axis=1, keepdims=True), axis=1)
-            told.append(changed[one].sum() > 60 and (nearest == colour).sum() > 0.8 * len(nearest))
+            cosine = bright @ palette.T / np.linalg.norm(bright, axis=1, keepdims=True)
+            nearest = np.argmax(cosine, axis=1)
+            is_seen = changed[one].sum() > 60
+            is_told = (nearest == colour).sum() > 0.8 * len(nearest)
+            told.append(is_seen and is_told)
     assert np.mean(told) >= 0.95
 
 
 @pytest.mark.parametrize("group", FAMILIES)
 def test_a_grid_may_be_given_by_its_axes(group: str) -> None:
     """A surface is the same on all points of a grid and on its two axes, [X, 1] and [1, Y]."""
+    axes = (np.arange(0.5, 60), np.arange(0.5, 40))
     for seed in range(24):
-        drawn = []
-        for sparse in (False, True):
-            x, y = np.meshgrid(np.arange(0.5, 60), np.arange(0.5, 40), indexing="ij", sparse=sparse)
-            drawn.append(surface(x, y, group, seed, np.random.default_rng(seed)))
-        assert drawn[0].shape == (60, 40, 3)
-        np.testing.assert_array_equal(*drawn)
+        x, y = np.meshgrid(*axes, indexing="ij")
+        dense = surface(x, y, group, seed, np.random.default_rng(seed))
+        x, y = np.meshgrid(*axes, indexing="ij", sparse=True)
+        by_axes = surface(x, y, group, seed, np.random.default_rng(seed))
+        assert dense.shape == (60, 40, 3)
+        np.testing.assert_array_equal(by_axes, dense)
 
 
 def test_rows_of_a_pattern_lie_along_either_axis() -> None:
@@ -205,5 +257,7 @@ def test_rows_of_a_pattern_lie_along_either_axis() -> None:
     for repetition in range(20):
         seed = names.index("_stripes") + len(names) * repetition
         stripes = surface(x, y, "train", seed, np.random.default_rng(seed))
-        constant.add(((stripes == stripes[:1]).all(), (stripes == stripes[:, :1]).all()))
-    assert {(True, False), (False, True)} <= constant
+        along_x = (stripes == stripes[:1]).all()
+        along_y = (stripes == stripes[:, :1]).all()
+        constant.add((along_x, along_y))
+    assert constant >= {(True, False), (False, True)}
