@@ -61,12 +61,15 @@ SPECS = (
     "envpool:MiniGrid-DoorKey-5x5-v0,max_episode_steps=12",
     "envpool:BabyAI-GoToLocal-v0,max_episode_steps=12",
 )
-STEPS, UNROLL = 64, 20
+STEPS = 64
+UNROLL = 20
+"""Steps that a test plays, and those of an unroll."""
 Step = tuple[Any, ...]
 
 
 @pytest.fixture(params=SPECS)
 def spec(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Each spec whose package is installed; DeepMind Lab is its double."""
     for module, (pattern, installation) in PACKAGES.items():
         if re.match(f"gym:({pattern})", request.param):
             pytest.importorskip(module, reason=f"{module} is not installed: {installation}")
@@ -90,8 +93,12 @@ def actions_for(env: VectorEnv, rows: int, steps: int = STEPS) -> np.ndarray:
 def play(env: VectorEnv, actions: np.ndarray) -> list[Step]:
     """The outputs of each step, with the environment's counters in place of infos."""
     names = env.metadata["episode_metrics"]
-    steps = (env.step(action) for action in actions)
-    return [(*values, *(infos[name] for name in names)) for *values, infos in steps]
+    steps = []
+    for action in actions:
+        *values, infos = env.step(action)
+        counters = [infos[name] for name in names]
+        steps.append((*values, *counters))
+    return steps
 
 
 def arrays(value: Any) -> list[np.ndarray]:
@@ -104,11 +111,13 @@ def arrays(value: Any) -> list[np.ndarray]:
 
 
 def same(left: Any, right: Any) -> bool:
+    """Whether the arrays of two values, however they are nested, are equal."""
     return all(np.array_equal(a, b) for a, b in zip(arrays(left), arrays(right), strict=True))
 
 
-def rows_of(value: Any, rows: slice) -> list[np.ndarray]:
-    return [array[rows] for array in arrays(value)]
+def only_row(value: Any, row: int) -> list[np.ndarray]:
+    """The arrays of a value for one of the environments, [1, ...]."""
+    return [array[row : row + 1] for array in arrays(value)]
 
 
 def test_spaces_types_and_counters(spec: str) -> None:
@@ -125,9 +134,10 @@ def test_spaces_types_and_counters(spec: str) -> None:
     for action in actions_for(env, 3):
         *parts, infos = env.step(action)
         observation, reward, terminated, truncated = parts
+
         assert env.observation_space.contains(observation)
-        for array, space in zip(arrays(observation), leaves(env.single_observation_space), strict=True):
-            assert space[1].contains(array[2])
+        for array, (_, space) in zip(arrays(observation), leaves(env.single_observation_space), strict=True):
+            assert space.contains(array[2])
         assert (reward.shape, reward.dtype) == ((3,), np.float64)
         assert np.isfinite(reward).all()
         assert (terminated.dtype, truncated.dtype) == (bool, bool)
@@ -135,60 +145,75 @@ def test_spaces_types_and_counters(spec: str) -> None:
         for name in env.metadata["episode_metrics"]:
             assert infos[name].shape == (3,)
             assert infos[f"_{name}"].all()
+
         kept += arrays(parts)
         copies += [part.copy() for part in arrays(parts)]
-    assert all(np.array_equal(a, b) for a, b in zip(kept, copies))
+    for array, copy in zip(kept, copies, strict=True):
+        assert np.array_equal(array, copy), "a later step has written into it"
 
 
 def test_equal_seeds_give_equal_episodes_and_others_do_not(spec: str) -> None:
     """In another environment, in the same one after other episodes, and not with another seed."""
-    env, other = envs.make_vector(spec, 3), envs.make_vector(spec, 3)
-    first, steps = env.reset(seed=7)[0], play(env, actions_for(env, 3))
+    env = envs.make_vector(spec, 3)
+    other = envs.make_vector(spec, 3)
+    actions = actions_for(env, 3)
+    first, _ = env.reset(seed=7)
+    steps = play(env, actions)
     for again in (other, env):
         assert same(again.reset(seed=7)[0], first)
-        assert same(play(again, actions_for(env, 3)), steps)
+        assert same(play(again, actions), steps)
     env.reset(seed=80)
-    assert not same(play(env, actions_for(env, 3)), steps)
+    assert not same(play(env, actions), steps)
 
 
 def test_no_environment_depends_on_its_neighbours(spec: str) -> None:
+    seeds = [11, 12, 13]
     together = envs.make_vector(spec, 3)
-    begin, seeds = together.reset(seed=[11, 12, 13])[0], (11, 12, 13)
     actions = actions_for(together, 3)
+    begin, _ = together.reset(seed=seeds)
     steps = play(together, actions)
     if spec.startswith("dmlab:"):  # later episodes have seeds that depend on how many environments share them out
-        steps = steps[: next(index for index, step in enumerate(steps) if step[2].any())]
-        actions = actions[: len(steps)]
+        first_end = next(index for index, (_, _, terminated, *_) in enumerate(steps) if terminated.any())
+        steps = steps[:first_end]
+        actions = actions[:first_end]
         assert steps
     for row in (0, 2):
         alone = envs.make_vector(spec, 1)
-        assert same(rows_of(alone.reset(seed=[seeds[row]])[0], slice(1)), rows_of(begin, slice(row, row + 1)))
-        assert same(play(alone, actions[:, row : row + 1]), rows_of(steps, slice(row, row + 1)))
+        first, _ = alone.reset(seed=[seeds[row]])
+        assert same(first, only_row(begin, row))
+        assert same(play(alone, actions[:, row : row + 1]), only_row(steps, row))
 
 
 def test_the_step_after_the_end_begins_an_episode(spec: str) -> None:
-    left, right = (envs.make_vector(spec, 3) for _ in range(2))
-    assert same(left.reset(seed=1)[0], right.reset(seed=1)[0])
-    over, ended = np.zeros(3, bool), 0
-    actions = actions_for(left, 3, 200)
+    """Its action makes no difference, and its reward is 0."""
+    env = envs.make_vector(spec, 3)
+    other = envs.make_vector(spec, 3)
+    assert same(env.reset(seed=1)[0], other.reset(seed=1)[0])
+    actions = actions_for(env, 3, 200)
+    over = np.zeros(3, bool)
+    ended = 0
     for action, another in zip(actions, np.roll(actions, 1, axis=0), strict=True):
-        others = action.copy()
-        others[over] = another[over]
-        one, other = (env.step(given)[:4] for env, given in ((left, action), (right, others)))
-        assert same(one, other)
-        assert not one[1][over].any()
-        assert not (one[2] | one[3])[over].any()
-        over = one[2] | one[3]
+        *parts, _ = env.step(action)
+        changed = action.copy()
+        changed[over] = another[over]
+        *other_parts, _ = other.step(changed)
+        assert same(other_parts, parts)
+
+        _, reward, terminated, truncated = parts
+        assert not reward[over].any()
+        assert not (terminated | truncated)[over].any()
+        over = terminated | truncated
         ended += over.sum()
     assert ended >= 3
 
 
 def test_a_state_resumes_exactly(spec: str) -> None:
-    env, other = (envs.make_vector(spec, 3) for _ in range(2))
+    env = envs.make_vector(spec, 3)
+    other = envs.make_vector(spec, 3)
     if not hasattr(env, "get_state"):
         pytest.skip("it has no state to save")
     env.reset(seed=3)
-    observation = play(env, actions_for(env, 3, 30))[-1][0]
+    observation, *_ = play(env, actions_for(env, 3, 30))[-1]
     state = env.get_state()
     expected = play(env, actions_for(env, 3))
     assert np.array_equal(other.set_state(state), observation)
@@ -204,7 +229,8 @@ def test_an_actor_unrolls_it(spec: str) -> None:
     unroll = Actor(env, agent, actor_id=0, seed=1).unroll(UNROLL)
     trajectory = unroll.trajectory
     validate(trajectory)
-    for first in unroll.episodes[:1]:  # there are none where they are long
+    if unroll.episodes:  # there are none where they are long
+        first = unroll.episodes[0]
         assert loss_mask(trajectory)[first.environment, : first.steps].all()
         rewards = trajectory.reward[first.environment, 1 : first.steps + 1]
         assert first.score == pytest.approx(float(rewards.sum()), abs=1e-5)
