@@ -24,6 +24,7 @@ SIZES = {"model_size": 16, "num_layers": 1, "num_heads": 2, "mlp_size": 16, "seg
 
 
 def make_agent(core: str) -> Agent:
+    """A small agent for `rooms:small`, with the same weights at each call."""
     torch.manual_seed(0)
     config = AgentConfig(torso="small", torso_size=16, core=matched_cores(SIZES, 8, 4)[core], reconstruction_cost=1.0)
     return Agent(config, (24, 32, 3), 7)
@@ -31,7 +32,8 @@ def make_agent(core: str) -> Agent:
 
 @pytest.mark.parametrize("core", ["compressive", "lstm"])
 def test_updates_equal_those_of_the_learner(core: str) -> None:
-    ours, settings = make_agent(core), impala.Settings()
+    ours = make_agent(core)
+    settings = impala.Settings()
     learner = Learner(
         copy.deepcopy(ours),
         LearnerConfig(
@@ -50,25 +52,32 @@ def test_updates_equal_those_of_the_learner(core: str) -> None:
     actor = impala.Actor(make_vector("rooms:small,episode_frames=80", 3), copy.deepcopy(ours).eval(), seed=1)
     for _ in range(3):  # the actor's weights get old: V-trace has something to correct
         trajectory = actor.unroll(16)
-        parts, metrics = impala.update(ours, optimizer, trajectory, settings), learner.update(trajectory)
-        assert {name: metrics[f"loss/{name}"] for name in parts} == pytest.approx(parts, rel=1e-4, abs=1e-6)
-    for name, weight in learner.weights().items():
-        torch.testing.assert_close(ours.state_dict()[name], weight, rtol=1e-5, atol=1e-6, msg=name)
+        losses = impala.update(ours, optimizer, trajectory, settings)
+        metrics = learner.update(trajectory)
+        assert losses == pytest.approx({name: metrics[f"loss/{name}"] for name in losses}, rel=1e-4, abs=1e-6)
+    weights = ours.state_dict()
+    for name, expected in learner.weights().items():
+        torch.testing.assert_close(weights[name], expected, rtol=1e-5, atol=1e-6, msg=name)
 
 
 def test_unrolls_equal_those_of_the_actor() -> None:
     agent = make_agent("compressive")
     ours = impala.Actor(make_vector("rooms:small,episode_frames=80", 2), agent.eval(), seed=0)
     theirs = Actor(make_vector("rooms:small,episode_frames=80", 2), copy.deepcopy(agent), 0, seed=0)
+
+    # Both begin with the same episodes, first observations and random numbers.
     theirs.reset_envs(0)
     ours.envs.reset(seed=0)
     theirs.generator = torch.Generator().manual_seed(0)
     theirs.env_output = theirs.env_output._replace(observation=ours.output.observation.clone())
+
     scores: list[float] = []
     for _ in range(4):
-        unroll, found = theirs.unroll(16), ours.unroll(16)
+        unroll = theirs.unroll(16)
+        found = ours.unroll(16)
         for name in ("observation", "last_action", "reward", "discount", "reset", "action", "policy_parameters"):
-            np.testing.assert_allclose(getattr(found, name), getattr(unroll.trajectory, name), atol=1e-6, err_msg=name)
+            expected = getattr(unroll.trajectory, name)
+            np.testing.assert_allclose(getattr(found, name), expected, atol=1e-6, err_msg=name)
         scores += [episode.score for episode in unroll.episodes]
     assert len(scores) > 4
     assert ours.finished == pytest.approx(scores)
@@ -83,30 +92,42 @@ def test_actions_that_are_vectors_are_learned_as_by_the_learner() -> None:
     ours = Agent(AgentConfig(torso="small", torso_size=16, core=core), seen.observation_shape, seen.actions)
     actor = impala.Actor(envs, copy.deepcopy(ours).eval(), seed=1)
     settings = impala.Settings(entropy_cost=0.02)
-    rules = {"discount": settings.discount, "lambda_": settings.lambda_, "reward_clipping": "abs_one"}
-    costs = {"entropy_cost": settings.entropy_cost, "baseline_cost": settings.baseline_cost}
-    theirs = Learner(copy.deepcopy(ours), LearnerConfig(device="cpu", **rules, **costs), total_steps=10**6)
+    config = LearnerConfig(
+        discount=settings.discount,
+        lambda_=settings.lambda_,
+        entropy_cost=settings.entropy_cost,
+        baseline_cost=settings.baseline_cost,
+        reward_clipping="abs_one",
+        device="cpu",
+    )
+    learner = Learner(copy.deepcopy(ours), config, total_steps=10**6)
+
+    # Some actions are out of bounds; their effect is the last action of the next step.
     trajectory = actor.unroll(16)
     assert trajectory.action.abs().max() > 1
-    torch.testing.assert_close(
-        trajectory.last_action[:, 1:],
-        torch.where(trajectory.reset[:, 1:, None], 0.0, ours.distribution.effect(trajectory.action)),
-    )
-    parts = impala.update(ours, impala.make_optimizer(ours, settings), trajectory, settings)
-    metrics = theirs.update(trajectory)
-    assert {name: metrics[f"loss/{name}"] for name in parts} == pytest.approx(parts, rel=1e-4, abs=1e-6)
+    effect = ours.distribution.effect(trajectory.action)
+    expected = torch.where(trajectory.reset[:, 1:, None], 0.0, effect)
+    torch.testing.assert_close(trajectory.last_action[:, 1:], expected)
+
+    losses = impala.update(ours, impala.make_optimizer(ours, settings), trajectory, settings)
+    metrics = learner.update(trajectory)
+    assert losses == pytest.approx({name: metrics[f"loss/{name}"] for name in losses}, rel=1e-4, abs=1e-6)
 
 
 def test_targets_and_advantages_equal_those_of_the_learner() -> None:
     """Also where episodes were truncated, so that a reset cuts traces and no discount does."""
     generator = torch.Generator().manual_seed(0)
-    log_rhos, rewards, values = torch.randn(3, 4, 9, generator=generator)
-    log_rhos, rewards = log_rhos[:, 1:], rewards[:, 1:]
-    discounts = torch.full((4, 8), 0.9)
-    mask = torch.rand(4, 8, generator=generator) > 0.3
+    rows = 4
+    steps = 8
+    log_rhos = torch.randn(rows, steps, generator=generator)
+    rewards = torch.randn(rows, steps, generator=generator)
+    values = torch.randn(rows, steps + 1, generator=generator)
+    discounts = torch.full((rows, steps), 0.9)
+    mask = torch.rand(rows, steps, generator=generator) > 0.3
     settings = impala.Settings()
     targets, advantages = impala.vtrace(log_rhos, discounts, rewards, values, mask, settings)
-    expected = vtrace(log_rhos, discounts, rewards, values[:, :-1], values[:, -1], mask, lambda_=settings.lambda_)
+    bootstrap = values[:, -1]
+    expected = vtrace(log_rhos, discounts, rewards, values[:, :-1], bootstrap, mask, lambda_=settings.lambda_)
     torch.testing.assert_close(targets[mask], expected.vs[mask])
     torch.testing.assert_close(advantages, expected.pg_advantages)
 
@@ -126,24 +147,28 @@ def test_the_loop_trains_the_compression(monkeypatch: pytest.MonkeyPatch) -> Non
 
     monkeypatch.setattr(core_in_your_loop, "CompressiveTransformer", make)
     core_in_your_loop.train(updates=2)
+    (core,) = cores
     assert before
-    for weight, old in zip(cores[0].compression_parameters(), before):
+    for weight, old in zip(core.compression_parameters(), before, strict=True):
         assert not torch.equal(weight, old)
 
 
 def test_the_loop_needs_compressed_memory() -> None:
-    assert core_in_your_loop.train(updates=40, compressed_size=0) == pytest.approx(
-        1 / core_in_your_loop.SYMBOLS, abs=0.02
-    )
+    """Without it the core guesses."""
+    accuracy = core_in_your_loop.train(updates=40, compressed_size=0)
+    chance = 1 / core_in_your_loop.SYMBOLS
+    assert accuracy == pytest.approx(chance, abs=0.02)
 
 
 def test_the_loop_asks_for_symbols_of_the_right_time() -> None:
+    """The targets of the second batch are its symbols and the last ones of the first, `DELAY` steps late."""
+    rows, steps, delay = core_in_your_loop.ROWS, core_in_your_loop.STEPS, core_in_your_loop.DELAY
     generator = torch.Generator().manual_seed(0)
-    first, _, last = core_in_your_loop.batch(generator, torch.zeros(core_in_your_loop.ROWS, core_in_your_loop.DELAY))
+    first, _, last = core_in_your_loop.batch(generator, torch.zeros(rows, delay))
     second, targets, _ = core_in_your_loop.batch(generator, last)
     stream = torch.cat([first, second], dim=1)
-    begin = core_in_your_loop.STEPS - core_in_your_loop.DELAY
-    assert torch.equal(targets, stream[:, begin : begin + core_in_your_loop.STEPS])
+    begin = steps - delay
+    assert torch.equal(targets, stream[:, begin : begin + steps])
 
 
 @pytest.mark.usefixtures("two_threads")
@@ -156,10 +181,15 @@ def test_the_loop_is_a_script(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("two_threads")
 def test_the_script_runs(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    """The actor acts with weights of two updates in turn, and the mean return is that of the last 200 episodes."""
+    """The actor gets new weights after every second update, and the mean return is that of the last 200 episodes.
+
+    The sum of the weights of the value stands for all weights. Every unroll adds 100 episodes with its number as their
+    return, so that the mean of the last 200 is known.
+    """
     learned: list[float] = []
     acted: list[float] = []
-    update, unroll = impala.update, impala.Actor.unroll
+    update = impala.update
+    unroll = impala.Actor.unroll
 
     def recorded_update(agent: Agent, *arguments: Any) -> dict[str, float]:
         losses = update(agent, *arguments)
@@ -176,10 +206,17 @@ def test_the_script_runs(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capture
     options = ["--updates=20", "--environments=2", "--unroll-length=16", "--env=diagnostic:recall"]
     monkeypatch.setattr(sys, "argv", ["impala.py", *options])
     impala.main()
+
+    # Of each two unrolls both are played with the weights of the second update before.
     assert len(set(learned)) == 20
     assert acted[2::2] == acted[3::2] == learned[1:-1:2]
     assert acted[0] == acted[1] != acted[2]
+
     printed = re.search(r"update 20  640 steps  return (\S+)", capsys.readouterr().out)
     assert printed
-    assert float(printed[1]) == pytest.approx(19.5, abs=1), "a few episodes of recall are among them"
+    of_unrolls_19_and_20 = 19.5
+    assert float(printed[1]) == pytest.approx(of_unrolls_19_and_20, abs=1), "a few episodes of recall are among them"
+
+
+def test_the_script_is_short() -> None:
     assert len(Path(impala.__file__).read_text().splitlines()) <= 250
