@@ -1,5 +1,6 @@
 """What the tests of examples have in common."""
 
+import importlib.util
 from collections.abc import Generator, Iterator
 
 import pytest
@@ -9,6 +10,9 @@ import torch
 @pytest.fixture
 def two_threads() -> Iterator[None]:
     """A program begins with two threads, as torch takes on a machine with two cores; it must end with one."""
+    # TorchRL closes environments with up to as many threads as there were when it was imported.
+    if importlib.util.find_spec("torchrl"):
+        importlib.import_module("torchrl")
     before = torch.get_num_threads()
     torch.set_num_threads(2)
     yield
