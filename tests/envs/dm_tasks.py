@@ -1,4 +1,4 @@
-"""A dm_env environment with every kind of spec and short episodes, and things that are none."""
+"""A dm_env environment with every kind of spec and short episodes, and things that are no environment."""
 
 import time
 
@@ -14,12 +14,16 @@ class Walk(dm_env.Environment):
     """
 
     def __init__(self, cells: int = 5, limit: int = 9, seed: int | None = None) -> None:
-        self.cells, self.limit = cells, limit
+        self.cells = cells
+        self.limit = limit
         self.random = np.random.default_rng(seed)
-        self.over, self.closed = True, False
+        self.over = True
+        self.closed = False
 
     def reset(self) -> dm_env.TimeStep:
-        self.cell, self.time, self.over = int(self.random.integers(self.cells - 1)), 0, False
+        self.cell = int(self.random.integers(self.cells - 1))
+        self.time = 0
+        self.over = False
         return dm_env.restart(self._observe())
 
     def step(self, action: int) -> dm_env.TimeStep:
@@ -28,20 +32,28 @@ class Walk(dm_env.Environment):
         wind = int(self.random.integers(-1, 2))
         self.cell = int(np.clip(self.cell + int(action) - 1 + wind, 0, self.cells - 1))
         self.time += 1
-        right, late = self.cell == self.cells - 1, self.time == self.limit
-        self.over = right or late
-        if right:
+        if self.cell == self.cells - 1:
+            self.over = True
             return dm_env.termination(1.0, self._observe())
-        return dm_env.truncation(0.0, self._observe()) if late else dm_env.transition(-0.1, self._observe())
+        if self.time == self.limit:
+            self.over = True
+            return dm_env.truncation(0.0, self._observe())
+        return dm_env.transition(-0.1, self._observe())
 
     def _observe(self) -> dict:
-        place = np.array([2 * self.cell / (self.cells - 1) - 1])
-        rest = (np.array(self.cell in (0, self.cells - 1)), float(self.limit - self.time))
-        return {"cell": np.int32(self.cell), "place": place, "rest": rest}
+        last = self.cells - 1
+        return {
+            "cell": np.int32(self.cell),
+            "place": np.array([2 * self.cell / last - 1]),
+            "rest": (np.array(self.cell in (0, last)), float(self.limit - self.time)),
+        }
 
     def observation_spec(self) -> dict:
-        place, rest = specs.BoundedArray((1,), np.float64, -1, 1), (specs.Array((), bool), specs.Array((), float))
-        return {"cell": specs.DiscreteArray(self.cells), "place": place, "rest": rest}
+        return {
+            "cell": specs.DiscreteArray(self.cells),
+            "place": specs.BoundedArray((1,), np.float64, -1, 1),
+            "rest": (specs.Array((), bool), specs.Array((), float)),
+        }
 
     def action_spec(self) -> specs.Array:
         return specs.DiscreteArray(3)
@@ -83,8 +95,10 @@ class Unhurried(Walk):
 
 
 def makes_walks(cells: int = 5) -> dm_env.Environment:
+    """A function that is annotated to return an environment, as a spec may name it."""
     return Walk(cells)
 
 
 def says_nothing(cells: int = 7) -> None:
+    """A function that is not annotated to return an environment, which is not called."""
     raise AssertionError("it was called")

@@ -4,13 +4,13 @@
 """
 
 import contextlib
-import functools
 import itertools
 import random
 import sys
 import time
 import warnings
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import gymnasium
@@ -46,9 +46,9 @@ def draw_space(draw: random.Random, depth: int = 0) -> Any:
         sizes = draw.choice([(8, 8, 3), (12, 9), (7, 5, 1), (3, 8, 8), (2, 2, 2), (1, 1, 1), (20, 3, 3), (4, 8, 8, 3)])
         return spaces.Box(0, 255, sizes, np.uint8)
     if kind == "discrete":
-        return spaces.Discrete(
-            10**13 if draw.random() < 0.05 else draw.choice([1, 2, 7]), start=draw.choice([0, -3, 4])
-        )
+        is_huge = draw.random() < 0.05
+        choices = 10**13 if is_huge else draw.choice([1, 2, 7])
+        return spaces.Discrete(choices, start=draw.choice([0, -3, 4]))
     if kind == "whole":
         return spaces.MultiDiscrete(draw.choice([[2, 3], [1], [[2, 2], [3, 4]]]), start=None)
     if kind == "bits":
@@ -58,8 +58,10 @@ def draw_space(draw: random.Random, depth: int = 0) -> Any:
     if kind == "tuple":
         return spaces.Tuple([draw_space(draw, depth + 1) for _ in range(draw.choice(COUNTS))])
     box = spaces.Box(0, 1, (2,), np.float32)
-    others = [spaces.Text(5), spaces.OneOf([box, spaces.Discrete(2)]), spaces.Sequence(box), OwnSpace()]
-    return draw.choice(others if depth else [*others, None, "a space"])
+    others: list[Any] = [spaces.Text(5), spaces.OneOf([box, spaces.Discrete(2)]), spaces.Sequence(box), OwnSpace()]
+    if depth == 0:
+        others += [None, "a space"]
+    return draw.choice(others)
 
 
 def draw_value(draw: random.Random, value: Any) -> Any:
@@ -89,17 +91,19 @@ def draw_value(draw: random.Random, value: Any) -> Any:
 
 
 class Unspeakable(Exception):
-    """Its text cannot be had."""
+    """Its text cannot be made: `str` of it raises."""
 
     def __str__(self) -> str:
         raise RuntimeError("no words")
 
 
 def recurse() -> None:
+    """Raises a RecursionError."""
     recurse()
 
 
 def chain() -> None:
+    """Raises an error with a cause."""
     try:
         raise KeyError("first")
     except KeyError as error:
@@ -107,46 +111,54 @@ def chain() -> None:
 
 
 def error(*arguments: Any, kind: type[BaseException] = RuntimeError) -> None:
+    """Raises an error of a kind, made of the arguments."""
     raise kind(*arguments)
 
 
+WITH_TEXT = (ValueError, KeyError, ImportError, Unspeakable)
+WITHOUT_TEXT = (
+    TypeError, AssertionError, StopIteration, MemoryError, EOFError, NotImplementedError, FloatingPointError,
+    ConnectionError,
+)  # fmt: skip
 FAULTS: list[Callable[[], Any]] = [
     chain,
     recurse,
     sys.exit,
-    functools.partial(sys.exit, 3),
-    functools.partial(sys.exit, "a reason"),
-    functools.partial(time.sleep, 10_000),
-    functools.partial(error, "two\nlines\n\nand more"),
-    functools.partial(error, "x" * 5000),
-    functools.partial(error, "\udcff [bold]"),
-    functools.partial(error, 2, "No such file", "/door", kind=FileNotFoundError),
-    functools.partial(error, 32, "Broken pipe", kind=BrokenPipeError),
-    functools.partial(error, "several", [ValueError(1), KeyError(2)], kind=ExceptionGroup),
-    functools.partial(error, "utf-8", b"\xff", 0, 1, "bad", kind=UnicodeDecodeError),
-    functools.partial(error, "reset me", kind=gymnasium.error.ResetNeeded),
-    *(functools.partial(error, "a door", kind=kind) for kind in (ValueError, KeyError, ImportError, Unspeakable)),
-    *(
-        functools.partial(error, kind=kind)
-        for kind in (TypeError, AssertionError, StopIteration, MemoryError, EOFError)
-    ),
-    *(functools.partial(error, kind=kind) for kind in (NotImplementedError, FloatingPointError, ConnectionError)),
+    partial(sys.exit, 3),
+    partial(sys.exit, "a reason"),
+    partial(time.sleep, 10_000),
+    partial(error, "two\nlines\n\nand more"),
+    partial(error, "x" * 5000),
+    partial(error, "\udcff [bold]"),
+    partial(error, 2, "No such file", "/door", kind=FileNotFoundError),
+    partial(error, 32, "Broken pipe", kind=BrokenPipeError),
+    partial(error, "several", [ValueError(1), KeyError(2)], kind=ExceptionGroup),
+    partial(error, "utf-8", b"\xff", 0, 1, "bad", kind=UnicodeDecodeError),
+    partial(error, "reset me", kind=gymnasium.error.ResetNeeded),
+    *(partial(error, "a door", kind=kind) for kind in WITH_TEXT),
+    *(partial(error, kind=kind) for kind in WITHOUT_TEXT),
 ]
 """Raise something, exit or hang."""
 
 WRONGS = ("nothing", "nothing", "observation", "observation", "reward", "end", "arity", "error", "error", "space")
+"""What is wrong in an environment; those that come twice are drawn twice as often."""
+MOMENTS = (("init", 1), ("reset", 1), ("reset", 2), ("step", 1), ("step", 9), ("close", 1))
+"""From which call on it is wrong: the name of a method, and the number of the call."""
 
 
 class Generated(gymnasium.Env):
     """The environment number `case`."""
 
     def __init__(self, case: int = 0, render_mode: str | None = None) -> None:
-        draw = self.draw = random.Random(case)
-        self.wrong, self.render_mode = draw.choice(WRONGS), render_mode
-        self.moment = draw.choice([("init", 1), ("reset", 1), ("reset", 2), ("step", 1), ("step", 9), ("close", 1)])
+        draw = random.Random(case)
+        self.draw = draw
+        self.render_mode = render_mode
+        self.wrong = draw.choice(WRONGS)
+        self.moment = draw.choice(MOMENTS)
         self.calls = dict.fromkeys(("init", "reset", "step", "close", "render"), 0)
         self.length = draw.choice([1, 1, 2, 5, 30, 10**9])
-        self.truncates, self.chatty = draw.random() < 0.3, draw.random() < 0.1
+        self.truncates = draw.random() < 0.3
+        self.chatty = draw.random() < 0.1  # it prints and warns in each step
         self.observation_space = draw_space(draw)
         self.action_space = spaces.Discrete(draw.choice([1, 2, 5]))
         if draw.random() < 0.05:
@@ -169,7 +181,9 @@ class Generated(gymnasium.Env):
 
     def _observe(self, wrong: bool) -> Any:
         value = self.observation_space.sample()
-        return draw_value(self.draw, value) if wrong and self.wrong == "observation" else value
+        if wrong and self.wrong == "observation":
+            return draw_value(self.draw, value)
+        return value
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
         super().reset(seed=seed)
@@ -203,7 +217,10 @@ class Generated(gymnasium.Env):
     def render(self) -> Any:
         self.calls["render"] += 1
         picture = np.zeros((8, 8, 3), np.uint8)
-        return draw_value(self.draw, picture) if self.wrong == "nothing" and self.calls["render"] > 3 else picture
+        # Where nothing else is wrong, pictures are wrong from the fourth on.
+        if self.wrong == "nothing" and self.calls["render"] > 3:
+            return draw_value(self.draw, picture)
+        return picture
 
     def close(self) -> None:
         self._called("close")

@@ -61,11 +61,19 @@ class Odd(gymnasium.Env):
         metrics: bool = False,
         space_changes: bool = False,
     ) -> None:
-        self.wrong, self.at, self.in_reset, self.arity, self.space_changes = wrong, at, in_reset, arity, space_changes
+        self.wrong = wrong
+        self.at = at
+        self.in_reset = in_reset
+        self.arity = arity
+        self.space_changes = space_changes
         self.observation_space = spaces.Box(-1, 1, (2,), np.float32)
-        self.metadata = {"render_modes": [], "episode_metrics": ("doors",) if metrics else ()}
-        self.infos = itertools.cycle(np.roll(np.array(INFOS, object), next(self.made)) if infos else [{"doors": 3}])
+        counters = ("doors",) if metrics else ()
+        self.metadata = {"render_modes": [], "episode_metrics": counters}
         self.steps = 0
+        self.infos = itertools.cycle([{"doors": 3}])
+        if infos:
+            shift = next(self.made)
+            self.infos = itertools.cycle(np.roll(np.array(INFOS, object), shift))
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
         super().reset(seed=seed)
@@ -126,7 +134,9 @@ class Camera(Odd):
         return self._look(), {}
 
     def step(self, action: int) -> Any:
-        return (self._look(), *super().step(action)[1:])
+        observation = self._look()  # of the step before
+        _, *others = super().step(action)
+        return (observation, *others)
 
     def _look(self) -> dict[str, np.ndarray]:
         return {"arm": SEEN, "camera": np.full((8, 9, 3), self.time, np.uint8)}
@@ -153,7 +163,10 @@ class Many(gymnasium.Env):
 
     def step(self, action: Any) -> Any:
         assert self.action_space.contains(action)
-        return self._look(), float(action["arm"].sum()), bool(self.np_random.random() < 0.1), False, {}
+        reward = float(action["arm"].sum())
+        observation = self._look()
+        terminated = bool(self.np_random.random() < 0.1)
+        return observation, reward, terminated, False, {}
 
     def _look(self) -> dict[str, Any]:
         left = self.np_random.integers(256, size=(8, 9, 3), dtype=np.uint8)
@@ -163,7 +176,7 @@ class Many(gymnasium.Env):
 
 
 class Fading(Odd):
-    """It draws itself twice."""
+    """It draws itself twice, and then no more."""
 
     metadata = {"render_modes": ["rgb_array"]}  # noqa: RUF012 (gymnasium's own convention)
 
@@ -175,22 +188,34 @@ class Fading(Odd):
 
     def render(self) -> Any:
         self.left -= 1
-        return np.zeros((4, 4, 3), np.uint8) if self.left >= 0 else None
+        if self.left < 0:
+            return None
+        return np.zeros((4, 4, 3), np.uint8)
 
 
 class OddDm(dm_env.Environment):
-    """Episodes of one step, with the reward and the discount of `WRONG`'s rewards, by name; "" for 1 and 0."""
+    """Episodes of one step.
+
+    Args:
+        reward: a name in `WRONG` with a reward; "" for a reward of 1.
+        discount: the same, for the discount.
+        observation: a name in `WRONG` with an observation; "" for one that is right.
+        step: whether `step` returns a TimeStep.
+    """
 
     def __init__(self, reward: str = "", discount: str = "", observation: str = "", step: bool = True) -> None:
-        self.reward, self.discount = (WRONG[name].get("reward", 1.0) for name in (reward, discount))
-        self.observation, self.answers = WRONG[observation].get("observation", SEEN), step
+        self.reward = WRONG[reward].get("reward", 1.0)
+        self.discount = WRONG[discount].get("reward", 1.0)
+        self.observation = WRONG[observation].get("observation", SEEN)
+        self.answers = step
 
     def reset(self) -> dm_env.TimeStep:
         return dm_env.restart(SEEN)
 
     def step(self, action: int) -> Any:
-        ended = dm_env.TimeStep(dm_env.StepType.LAST, self.reward, self.discount, self.observation)
-        return ended if self.answers else (SEEN, 1.0, False)
+        if not self.answers:
+            return SEEN, 1.0, False
+        return dm_env.TimeStep(dm_env.StepType.LAST, self.reward, self.discount, self.observation)
 
     def observation_spec(self) -> specs.Array:
         return specs.Array((2,), np.float32)

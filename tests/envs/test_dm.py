@@ -27,22 +27,25 @@ class TestRoomsKeepsTheContractOfDmEnv(test_utils.EnvironmentTestMixin, unittest
 
 
 def test_there_and_back_is_the_level_itself() -> None:
-    direct, round_trip = RoomsEnv("small"), DmEnv(partial(RoomsDmEnv, "small"))
+    direct = RoomsEnv("small")
+    round_trip = DmEnv(partial(RoomsDmEnv, "small"))
     assert round_trip.observation_space == direct.observation_space
     for seed in (3, None):
-        assert np.array_equal(direct.reset(seed=seed)[0], round_trip.reset(seed=seed)[0])
+        assert np.array_equal(round_trip.reset(seed=seed)[0], direct.reset(seed=seed)[0])
         over = False
         for action in np.random.default_rng(0).integers(0, 9, 180):
             assert not over
-            expected, actual = direct.step(action), round_trip.step(action)
-            assert np.array_equal(expected[0], actual[0])
-            assert expected[1:4] == actual[1:4]
-            over = actual[2]
+            view, reward, terminated, truncated, _ = round_trip.step(action)
+            expected_view, *expected, _ = direct.step(action)
+            assert np.array_equal(view, expected_view)
+            assert [reward, terminated, truncated] == expected
+            over = terminated
         assert over
 
 
 def test_truncation_and_termination_are_told_apart() -> None:
-    env, ends = DmEnv(Walk), set()
+    env = DmEnv(Walk)
+    ends = set()
     with pytest.raises(RuntimeError, match="call reset"):
         env.step(0)
     env.reset(seed=0)
@@ -58,7 +61,9 @@ def test_truncation_and_termination_are_told_apart() -> None:
 
 
 def test_an_existing_environment_keeps_its_random_stream() -> None:
-    walk, twin = Walk(seed=5), Walk(seed=5)
+    """It is not seeded anew, whatever the seed of a reset is."""
+    walk = Walk(seed=5)
+    twin = Walk(seed=5)
     env = DmEnv(lambda: walk)
     for seed in (None, 1):
         assert env.reset(seed=seed)[0]["cell"] == twin.reset().observation["cell"]
@@ -68,9 +73,13 @@ def test_an_existing_environment_keeps_its_random_stream() -> None:
 
 def test_specs_become_spaces() -> None:
     space = to_space(Walk().observation_spec())
-    rest = spaces.Tuple((spaces.Box(0, 1, (), np.bool_), spaces.Box(-np.inf, np.inf, (), np.float64)))
-    place = spaces.Box(-1.0, 1.0, (1,), np.float64)
-    assert space == spaces.Dict({"cell": spaces.Discrete(5, dtype=np.int32), "place": place, "rest": rest})
+    assert space == spaces.Dict(
+        {
+            "cell": spaces.Discrete(5, dtype=np.int32),
+            "place": spaces.Box(-1.0, 1.0, (1,), np.float64),
+            "rest": spaces.Tuple([spaces.Box(0, 1, (), np.bool_), spaces.Box(-np.inf, np.inf, (), np.float64)]),
+        }
+    )
     assert space.contains(DmEnv(Walk).reset(seed=0)[0])
     assert to_space(specs.Array((2,), np.uint8)) == spaces.Box(0, 255, (2,), np.uint8)
     with pytest.raises(ValueError, match="expected specs of numbers, got StringArray"):
@@ -114,8 +123,7 @@ def test_a_task_of_dm_control() -> None:
     pytest.importorskip("dm_control", reason="dm_control is not installed")
     spec = "dm:envs.dm:control_suite,domain=cartpole"
     env = envs.make_vector(f"{spec},task=swingup", 2)
-    low, high = (-1.0,), (1.0,)
-    assert env.single_action_space.parts == (NumberColumns("action", low, high),)
+    assert env.single_action_space.parts == (NumberColumns("action", (-1.0,), (1.0,)),)
     assert env.single_observation_space == spaces.Box(-np.inf, np.inf, (5,), np.float32)
     first, _ = env.reset(seed=3)
     env.step(np.ones((2, 1), np.float32))
