@@ -26,51 +26,69 @@ def play(env: RoomsVectorEnv, choose: Callable[[RoomsVectorEnv], NDArray[np.int6
 
 
 def first_rewards(seed: int, series: NDArray[np.int64]) -> NDArray[np.float64]:
-    """For series [N, T] of actions the frame in which the first choice is right; infinite if none or another is."""
+    """For series [N, T] of actions the frame of the first right choice; infinite without one, or after a wrong one."""
     env = RoomsVectorEnv(len(series), replace(SHORT, action_repeat=1))
     env.reset(seed=[seed] * len(series))
     frames = np.full(len(series), np.inf)
-    for actions in series.repeat(SHORT.action_repeat, axis=1).T:
+    by_frame = series.repeat(SHORT.action_repeat, axis=1).T
+    for actions in by_frame:
         env.step(actions)
-        right = (env.state.correct > 0) & (env.state.wrong == 0) & np.isinf(frames)
-        frames[right] = env.state.frame[right]
+        is_right = (env.state.correct > 0) & (env.state.wrong == 0)
+        is_first = is_right & np.isinf(frames)
+        frames[is_first] = env.state.frame[is_first]
     return frames
 
 
 @pytest.mark.parametrize("seed", [0, 1])
 def test_no_series_of_actions_is_faster(seed: int) -> None:
-    env, planner, planned = RoomsVectorEnv(1, SHORT), Planner(SHORT, _run), list[int]()
+    """Of all 9^4 series of four actions."""
+    env = RoomsVectorEnv(1, SHORT)
+    planner = Planner(SHORT, _run)
+    planned = []
     env.reset(seed=[seed])
     while not env.state.correct[0]:
-        planned.append(int(planner.actions(env)[0]))
-        env.step(np.array(planned[-1:]))
-    every = np.array([*itertools.product(range(9), repeat=len(planned))])
+        action = planner.actions(env)
+        planned.append(int(action[0]))
+        env.step(action)
     assert len(planned) == 4
+    every = np.array(list(itertools.product(range(9), repeat=len(planned))))
     assert first_rewards(seed, np.array([planned])) == first_rewards(seed, every).min()
 
 
 @pytest.mark.parametrize("actions", ACTION_SETS)
 def test_it_is_faster_than_the_scripted_player_and_always_right(actions: str) -> None:
     config = replace(VARIANTS["full"], actions=actions, episode_frames=300, image_height=8, image_width=8, hud=False)
-    planned, scripted = (RoomsVectorEnv(8, config) for _ in range(2))
-    ahead = play(planned, RoomsVectorEnv.oracle_actions).cumsum(0) - play(scripted, oracle_actions).cumsum(0)
+    planned = RoomsVectorEnv(8, config)
+    scripted = RoomsVectorEnv(8, config)
+    planned_scores = play(planned, RoomsVectorEnv.oracle_actions).cumsum(axis=0)
+    scripted_scores = play(scripted, oracle_actions).cumsum(axis=0)
+    ahead = planned_scores - scripted_scores
     assert (ahead[-1] >= 0).all()
     assert ahead.sum() > 0
     assert not planned.state.wrong.any()
 
 
-def test_random_looks_have_a_pace_of_their_own() -> None:
+def test_it_plans_with_the_pace_of_random_looks() -> None:
     config = replace(VARIANTS["transfer"], image_height=8, image_width=8, hud=False)
-    planned, scripted = (RoomsVectorEnv(4, config) for _ in range(2))
-    assert (play(planned, RoomsVectorEnv.oracle_actions).sum(0) > play(scripted, oracle_actions).sum(0)).any()
+    planned = RoomsVectorEnv(4, config)
+    scripted = RoomsVectorEnv(4, config)
+    planned_scores = play(planned, RoomsVectorEnv.oracle_actions).sum(axis=0)
+    scripted_scores = play(scripted, oracle_actions).sum(axis=0)
+    assert (planned_scores > scripted_scores).any()
     assert not planned.state.wrong.any()
 
 
 def test_a_plan_is_searched_once_for_all_that_begin_alike(monkeypatch: pytest.MonkeyPatch) -> None:
     searches = []
     search = Planner._search
-    monkeypatch.setattr(Planner, "_search", lambda self, start: (searches.append(start), search(self, start)))
-    env, planner = RoomsVectorEnv(16, SHORT), Planner(SHORT, _run)
+
+    def counted(planner: Planner, start: Any) -> None:
+        searches.append(start)
+        search(planner, start)
+
+    monkeypatch.setattr(Planner, "_search", counted)
+    env = RoomsVectorEnv(16, SHORT)
+    planner = Planner(SHORT, _run)
     env.reset(seed=0)
     planner.actions(env)
     assert len(searches) == 2, "the right object is left or right"
@@ -78,11 +96,14 @@ def test_a_plan_is_searched_once_for_all_that_begin_alike(monkeypatch: pytest.Mo
 
 def test_elsewhere_the_scripted_player_plays() -> None:
     """In the middle of a trial that was not planned, and where trials cannot be planned."""
-    env, planner = RoomsVectorEnv(2, SHORT), Planner(SHORT, _run)
+    env = RoomsVectorEnv(2, SHORT)
+    planner = Planner(SHORT, _run)
     env.reset(seed=0)
-    for _ in range(2):
-        env.step(np.full(2, env.config.action_names.index("backward")))
+    backward = np.full(2, env.config.action_names.index("backward"))
+    env.step(backward)
+    env.step(backward)
     assert (planner.actions(env) == oracle_actions(env)).all()
+
     for variant in ("small-recall", "full-recall-112"):
         assert not is_planned(VARIANTS[variant])
         with pytest.raises(ValueError, match="expected one example a round"):

@@ -1,5 +1,7 @@
 """Textures by their definitions: degrees of blur, which of them a view shows, tones and the colours of the display."""
 
+import itertools
+
 import numpy as np
 import pytest
 
@@ -10,6 +12,13 @@ from envs.rooms.textures import LEVELS, TEXEL, WALL_TEXEL, blurred
 
 DISTANT = RoomsConfig(image_height=400, image_width=64, hud=False)
 """Tall pixels at many distances."""
+BOUNDS = (0.75, 1.5, 3.0, 6.0)
+"""Texels of a pixel beyond which a texture is blurred by one more degree."""
+
+
+def degree_of(texels: float) -> int:
+    """The degree of blur of a pixel that covers so many texels."""
+    return sum(texels > bound for bound in BOUNDS)
 
 
 def test_each_degree_of_blur_is_the_mean_of_blocks_twice_as_large() -> None:
@@ -27,10 +36,10 @@ def test_each_degree_of_blur_is_the_mean_of_blocks_twice_as_large() -> None:
 
 def test_a_pixel_shows_the_texels_that_it_covers() -> None:
     """Up to 3/4 of a texel the finest degree, and each next one from twice as many on."""
-    bounds = [0.75, 1.5, 3.0, 6.0]
-    assert len(bounds) == LEVELS - 1
-    for texels in (0.0, 0.1, *bounds, *(bound * 1.001 for bound in bounds), 50.0):
-        assert _blur(texels) == sum(texels > bound for bound in bounds)
+    assert len(BOUNDS) == LEVELS - 1
+    just_beyond = [bound * 1.001 for bound in BOUNDS]
+    for texels in (0.0, 0.1, *BOUNDS, *just_beyond, 50.0):
+        assert _blur(texels) == degree_of(texels)
 
 
 def shown(texture: str) -> tuple[RoomsVectorEnv, np.ndarray]:
@@ -38,8 +47,11 @@ def shown(texture: str) -> tuple[RoomsVectorEnv, np.ndarray]:
     env = RoomsVectorEnv(1, DISTANT)
     env.reset(seed=0)
     coded = np.zeros_like(getattr(env.scene, texture))
-    degrees = coded[0] if texture == "wall" else coded[0, ROOM_1]
-    degrees[:] = 50 * np.arange(LEVELS)[:, None, None, None]
+    colours = 50 * np.arange(LEVELS)[:, None, None, None]
+    if texture == "wall":
+        coded[0] = colours
+    else:
+        coded[0, ROOM_1] = colours
     env.scene = env.scene._replace(**{texture: coded})
     state = env.get_state()
     state["shown"][:] = -100
@@ -50,9 +62,12 @@ def test_the_floor_is_the_more_blurred_the_further_away_it_is() -> None:
     """A pixel covers 1.5 times as many u as its height does at its distance."""
     env, view = shown("floors")
     focal = env.scene.focal
+    eye = 50.0  # u above the floor
+    horizon = 200
     rows = np.arange(208, 400)  # below the wall on the left
-    depth = 50.0 * focal / (rows + 0.5 - 200)
-    expected = [50 * sum(texels > bound for bound in (0.75, 1.5, 3.0, 6.0)) for texels in depth * 1.5 / (focal * TEXEL)]
+    depth = eye * focal / (rows + 0.5 - horizon)
+    texels = 1.5 * depth / focal / TEXEL
+    expected = [50 * degree_of(each) for each in texels]
     seen = view[rows, 5, 0]  # beside the pads
     assert seen.tolist() == expected
     assert set(expected) == {0, 50, 100, 150}
@@ -64,7 +79,7 @@ def test_the_wall_is_the_more_blurred_the_further_away_it_is(x: float, degree: i
     env, _ = shown("wall")
     state = env.get_state() | {"x": np.array([x]), "y": np.array([0.0])}
     texels = (128.0 - x) / env.scene.focal / WALL_TEXEL
-    assert degree == sum(texels > bound for bound in (0.75, 1.5, 3.0, 6.0))
+    assert degree == degree_of(texels)
     view = env.set_state(state)[0]
     assert CORNER < 128, "the corners are darker"
     assert view[198, 32, 0] == 50 * degree
@@ -72,8 +87,9 @@ def test_the_wall_is_the_more_blurred_the_further_away_it_is(x: float, degree: i
 
 def test_tones_are_gamma_and_brightness_rounded_to_the_nearest() -> None:
     env = RoomsVectorEnv(1, RoomsConfig(image_height=40, image_width=64, looks="train"))
-    pairs = [(1.0, 1.0), *((gamma, top) for gamma in (0.8, 0.93, 1.07, 1.25) for top in (1.1, 1.0, 0.9, 0.8))]
-    for (gamma, top), tones in zip(pairs, env.scene.tones, strict=True):
+    plain = (1.0, 1.0)
+    random = itertools.product((0.8, 0.93, 1.07, 1.25), (1.1, 1.0, 0.9, 0.8))
+    for (gamma, top), tones in zip([plain, *random], env.scene.tones, strict=True):
         for value in (0, 1, 17, 100, 128, 254, 255):
             assert tones[value] == round(255 * min(top * (value / 255) ** gamma, 1.0))
 
