@@ -21,41 +21,56 @@ TINY = RoomsConfig(image_height=16, image_width=16, hud=False, episode_frames=64
 
 
 def test_a_single_environment_is_member_0_of_a_batch_with_its_seed() -> None:
-    check_env(RoomsEnv("small", render_mode="rgb_array"), skip_render_check=False)
-    single, batch = RoomsEnv(TINY), RoomsVectorEnv(2, TINY)
+    single = RoomsEnv(TINY)
+    batch = RoomsVectorEnv(2, TINY)
     assert (single.reset(seed=5)[0] == batch.reset(seed=5)[0][0]).all()
     for step, action in enumerate([0, 6, 7, 3] * 4):
         observation, _, over, _, _ = single.step(action)
-        assert (observation == batch.step(np.array([action, 1]))[0][0]).all()
+        views, *_ = batch.step(np.array([action, 1]))
+        assert (observation == views[0]).all()
         assert over == (step == 15)
     with pytest.raises(RuntimeError, match="call reset"):
         single.step(0)
 
 
+def test_gymnasium_checks_the_single_environment() -> None:
+    check_env(RoomsEnv("small", render_mode="rgb_array"), skip_render_check=False)
+
+
 @pytest.mark.parametrize("spec", ["rooms:small", "diagnostic:recall"])
 def test_wrong_calls_of_batched_environments(spec: str) -> None:
+    with pytest.raises(ValueError, match="num_envs: expected at least 1, got 0"):
+        envs.make_vector(spec, 0)
     env = envs.make_vector(spec, 2)
-    last = int(env.single_action_space.n) - 1
+    num_actions = int(env.single_action_space.n)
     with pytest.raises(RuntimeError, match="before reset"):
         env.step(np.zeros(2, int))
     env.reset(seed=0)
-    for actions in (np.zeros(3, int), np.zeros(2), np.array([0, last + 1]), np.array([-1, 0])):
+    too_many = np.zeros(3, int)
+    no_integers = np.zeros(2)
+    for actions in (too_many, no_integers, np.array([0, num_actions]), np.array([-1, 0])):
         with pytest.raises(ValueError, match="actions: expected"):
             env.step(actions)
     with pytest.raises(ValueError, match="expected 2 seeds, got 1"):
         env.reset(seed=[0])
-    wrong: dict[str, Any]
-    for wrong in (env.get_state() | {"rng": np.zeros(3)}, env.get_state() | {"more": np.zeros(2)}, {}):
+
+
+@pytest.mark.parametrize("spec", ["rooms:small", "diagnostic:recall"])
+def test_states_of_another_form_are_refused(spec: str) -> None:
+    env = envs.make_vector(spec, 2)
+    env.reset(seed=0)
+    of_another_shape = env.get_state() | {"rng": np.zeros(3)}
+    with_more = env.get_state() | {"more": np.zeros(2)}
+    empty: dict[str, Any] = {}
+    for wrong in (of_another_shape, with_more, empty):
         with pytest.raises(ValueError, match=r"state\['\w+'\]: expected"):
             env.set_state(wrong)
     with pytest.raises(ValueError, match=r"^state\['more'\]: expected nothing, got float64 \[2\]$"):
-        env.set_state(env.get_state() | {"more": np.zeros(2)})
+        env.set_state(with_more)
     without = env.get_state()
     del without["rng"]
     with pytest.raises(ValueError, match=r"^state\['rng'\]: expected uint64 \[2\], got nothing$"):
         env.set_state(without)
-    with pytest.raises(ValueError, match="num_envs: expected at least 1, got 0"):
-        envs.make_vector(spec, 0)
 
 
 @pytest.mark.parametrize("name", ["Rooms", "Rooms-Full", "Rooms-Transfer", "Rooms-SmallRecall", "Rooms-SmallRecall66"])
@@ -100,7 +115,8 @@ for made in (gymnasium.make("compressive/Rooms-Small-v0"), gymnasium.make_vec("c
 @pytest.mark.parametrize("field", RANGES)
 def test_numbers_out_of_their_range_are_named(field: str) -> None:
     low, high = RANGES[field]
-    for value in (low - 1, high * 2, 10**400, float("nan"), "fast"):
+    too_large_for_a_float = 10**400
+    for value in (low - 1, high * 2, too_large_for_a_float, float("nan"), "fast"):
         with pytest.raises(ValueError, match=rf"RoomsConfig\.{field}: expected .*got"):
             RoomsConfig(**{field: value})
 
@@ -188,38 +204,52 @@ GOLDEN = {
     "full": (37.0, 5, [9091912, 8721030, 7455024, 10090644, 9488968]),
     "small": (21.0, 18, [981867, 1011060, 942759, 1056900, 1081994]),
 }
-"""Sum of rewards, choices, and sums of the pixels of every 50th view, in 250 random steps of 4 environments."""
+"""Sum of rewards, number of choices, and sums of the pixels of every 50th view, of `random_steps`."""
 
 
 def random_steps(variant: str) -> list[Any]:
+    """Views, rewards and terminations of 250 random steps of four environments."""
     env = RoomsVectorEnv(4, variant)
     env.reset(seed=11)
-    return [env.step(actions)[:3] for actions in np.random.default_rng(0).integers(0, 9, (250, 4))]
+    steps = []
+    for actions in np.random.default_rng(0).integers(0, 9, (250, 4)):
+        views, rewards, terminated, _, _ = env.step(actions)
+        steps.append((views, rewards, terminated))
+    return steps
 
 
 @pytest.mark.parametrize("variant", GOLDEN)
 def test_the_level_is_what_it_was(variant: str) -> None:
     """Pixels are compared to 0.01 %: another machine may round a few of them differently. An object that moves by one
     pixel changes more."""
-    views, rewards, _ = zip(*random_steps(variant))
     total, choices, pixels = GOLDEN[variant]
-    assert (np.sum(rewards), (abs(np.array(rewards)) > 5).sum()) == (total, choices)
-    assert [int(view.sum(dtype=int)) for view in views[49::50]] == pytest.approx(pixels, rel=1e-4)
+    steps = random_steps(variant)
+    rewards = np.array([reward for _, reward, _ in steps])
+    assert rewards.sum() == total
+    assert (abs(rewards) > 5).sum() == choices  # a choice is worth 10 or -10, a teleport 1
+    every_50th = [int(views.sum(dtype=int)) for views, _, _ in steps[49::50]]
+    assert every_50th == pytest.approx(pixels, rel=1e-4)
 
 
 DIGEST = """
 import hashlib
 from tests.envs.test_api import random_steps
-steps = random_steps("full") + random_steps("small")
-print(hashlib.sha256(b"".join(part.tobytes() for step in steps for part in step)).hexdigest())
+
+digest = hashlib.sha256()
+for step in random_steps("full") + random_steps("small"):
+    for part in step:
+        digest.update(part.tobytes())
+print(digest.hexdigest())
 """
 
 
 @pytest.mark.slow
 def test_cold_and_cached_compilation_give_the_same_bits(tmp_path: Path) -> None:
     variables = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path), "PYTHONPATH": os.pathsep.join(sys.path)}
-    command, digests = [sys.executable, "-c", DIGEST], []
-    for _ in range(2):
-        digests.append(subprocess.run(command, env=variables, capture_output=True, text=True, check=True).stdout)
-        assert list(tmp_path.rglob("*.nbc"))
-    assert digests[0] == digests[1]
+    command = [sys.executable, "-c", DIGEST]
+    cold = subprocess.run(command, env=variables, capture_output=True, text=True, check=True)
+    assert list(tmp_path.rglob("*.nbc")), "numba has cached what it compiled"
+    cached = subprocess.run(command, env=variables, capture_output=True, text=True, check=True)
+    assert list(tmp_path.rglob("*.nbc"))
+    assert cold.stdout == cached.stdout
+    assert len(cold.stdout.strip()) == 64
