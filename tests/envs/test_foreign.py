@@ -31,6 +31,7 @@ def together(space: spaces.Space[Any], values: list[Any]) -> Any:
 
 
 def arrays(value: Any) -> list[np.ndarray]:
+    """The arrays of a value, however they are nested."""
     if isinstance(value, dict):
         value = tuple(value.values())
     if isinstance(value, (tuple, list)):
@@ -43,25 +44,28 @@ def test_a_batch_of_observations_is_shown_as_each_of_them(first: int) -> None:
     shown = set()
     for case in range(first, first + 150):
         space = draw_space(random.Random(case))
-        kinds = (*NUMERIC, spaces.Text)
-        if not isinstance(space, spaces.Space) or not all(isinstance(part, kinds) for _, part in leaves(space)):
+        if not isinstance(space, spaces.Space):
             continue
-        sizes = [spaces.flatdim(part) for _, part in leaves(space) if isinstance(part, NUMERIC)]
-        if sum(sizes) > 10_000:
+        parts = [part for _, part in leaves(space)]
+        if not all(isinstance(part, (*NUMERIC, spaces.Text)) for part in parts):
+            continue
+        if sum(spaces.flatdim(part) for part in parts if isinstance(part, NUMERIC)) > 10_000:
             continue
         space.seed(case)
         values = [space.sample() for _ in range(ROWS)]
         one = shown_as(space)
         many = shown_as(space, ROWS)
         assert many.space == one.space
-        convert = one.convert or (lambda value: value)
-        expected = together(one.space, [convert(value) for value in values])
-        given = together(space, values)
-        found = given if many.convert is None else many.convert(given)
+
+        # Each of them is converted, and they are batched; or they are batched and converted. None converts nothing.
+        converted = values if one.convert is None else [one.convert(value) for value in values]
+        expected = together(one.space, converted)
+        batched = together(space, values)
+        found = batched if many.convert is None else many.convert(batched)
         for left, right in zip(arrays(found), arrays(expected), strict=True):
             assert left.dtype == right.dtype
             assert np.array_equal(left, right), space
-        shown |= {type(part).__name__ for _, part in leaves(space)}
+        shown |= {type(part).__name__ for part in parts}
     assert shown >= {"Box", "Discrete", "MultiDiscrete", "MultiBinary", "Text"}
 
 
@@ -113,11 +117,13 @@ def test_episodes_are_those_of_single_environments(name: str) -> None:
     ended = 0
     for _ in range(40):
         actions = env.action_space.sample()
-        found = env.step(actions)[:4]
-        expected = single.step(actions)[:4]
-        assert all(np.array_equal(left, right) for left, right in zip(found, expected, strict=True))
-        assert found[1].dtype == np.float64
-        ended += (found[2] | found[3]).sum()
+        *found, _ = env.step(actions)
+        *expected, _ = single.step(actions)
+        for left, right in zip(found, expected, strict=True):
+            assert np.array_equal(left, right)
+        _, reward, terminated, truncated = found
+        assert reward.dtype == np.float64
+        ended += (terminated | truncated).sum()
     assert ended >= ROWS
 
 
@@ -161,19 +167,30 @@ def test_what_the_library_returns_is_checked(wrong: dict[str, Any], message: str
 
 
 def test_ends_rewards_and_memory_are_those_of_the_contract() -> None:
-    both = np.array([True, False])
-    library = Answers(terminated=both, truncated=np.array([1, 1]))
+    """The first row terminates and is truncated, which is one end; the second is truncated."""
+    library = Answers(terminated=np.array([True, False]), truncated=np.array([1, 1]))
     env = Foreign(library)
     env.reset(seed=0)
-    observation, reward, terminated, truncated, _ = env.step(np.array([0, 2]))
-    assert library.given.tolist() == [1, 3]
-    assert (reward.tolist(), terminated.tolist(), truncated.tolist()) == ([1, 1], [True, False], [False, True])
+    actions = np.array([0, 2])
+    observation, reward, terminated, truncated, _ = env.step(actions)
+    assert library.given.tolist() == [1, 3], "the library's actions begin at 1"
+    assert reward.tolist() == [1, 1]
+    assert terminated.tolist() == [True, False]
+    assert truncated.tolist() == [False, True]
     library.answer["observation"][:] = 1
-    assert not observation.any()
-    # The second step begins episodes in both rows, the third goes on.
-    library.answer |= {"terminated": ~both, "truncated": np.zeros(2, bool)}
-    assert env.step(np.array([0, 2]))[1].tolist() == [0, 0]
-    assert env.step(np.array([0, 2]))[1].tolist() == [1, 0]
+    assert not observation.any(), "it is a copy"
+
+    # The second step begins episodes in both rows. It ends that of the second row, where the third begins another.
+    library.answer |= {"terminated": np.array([False, True]), "truncated": np.zeros(2, bool)}
+    _, reward, *_ = env.step(actions)
+    assert reward.tolist() == [0, 0]
+    _, reward, *_ = env.step(actions)
+    assert reward.tolist() == [1, 0]
+
+
+def test_wrong_actions_and_seeds_of_a_batch_are_named() -> None:
+    env = Foreign(Answers())
+    env.reset(seed=0)
     with pytest.raises(ValueError, match=r"^actions: expected 0\.\.2, got 0\.\.3$"):
         env.step(np.array([0, 3]))
     with pytest.raises(ValueError, match="expected a value for each of 2 environments, got 3"):
