@@ -12,9 +12,10 @@ from envs.diagnostic import Recall, TMaze
 
 
 def mean_score(env: Any, choose: Callable[..., Any], steps: int) -> tuple[float, float]:
-    """Mean and standard error of the scores of all episodes that end within some steps."""
+    """Mean and standard error of the scores of all episodes that end within some steps; choose() -> actions [N]."""
     env.reset(seed=0)
-    totals, scores = np.zeros(env.num_envs), []
+    totals = np.zeros(env.num_envs)
+    scores = []
     for _ in range(steps):
         _, reward, terminated, truncated, _ = env.step(choose())
         totals += reward
@@ -49,17 +50,24 @@ NAMES = (
 
 @pytest.mark.parametrize("name", NAMES)
 def test_scores_of_the_oracle_and_of_random_actions(name: str) -> None:
-    expected = envs.reference_scores(f"diagnostic:{name}")
-    env, rng = envs.make_vector(f"diagnostic:{name}", 512), np.random.default_rng(0)
+    spec = f"diagnostic:{name}"
+    expected = envs.reference_scores(spec)
+    oracle = expected["oracle"]
+    assert oracle is not None
+    assert expected["human"] is None
+    assert envs.mean_normalised({spec: oracle}) == {"oracle_normalised": pytest.approx(100)}
+
+    env = envs.make_vector(spec, 512)
     mean, error = mean_score(env, env.oracle_actions, 100)
     if name.startswith("association"):  # in which chance decides how much is asked
-        assert abs(mean - expected["oracle"]) < 4 * error < 0.1
+        assert abs(mean - oracle) < 4 * error < 0.1
     else:
-        assert (mean, error) == (pytest.approx(expected["oracle"]), pytest.approx(0.0, abs=1e-9))
+        assert mean == pytest.approx(oracle)
+        assert error == pytest.approx(0.0, abs=1e-9)
+
+    rng = np.random.default_rng(0)
     mean, error = mean_score(env, lambda: rng.integers(env.single_action_space.n, size=512), 200)
-    assert abs(mean - expected["random"]) < 4 * error + 1e-9 < 0.1 * expected["oracle"]
-    assert expected["human"] is None
-    assert envs.mean_normalised({f"diagnostic:{name}": expected["oracle"]}) == {"oracle_normalised": pytest.approx(100)}  # type: ignore[dict-item]
+    assert abs(mean - expected["random"]) < 4 * error + 1e-9 < 0.1 * oracle
 
 
 WITHOUT_MEMORY: dict[str, Callable[[Any], Any]] = {
@@ -78,35 +86,36 @@ WITHOUT_MEMORY: dict[str, Callable[[Any], Any]] = {
 @pytest.mark.parametrize("name", WITHOUT_MEMORY)
 def test_scores_of_players_without_memory(name: str) -> None:
     expected = envs.reference_scores(f"diagnostic:{name}")["memoryless"]
-    env = envs.make_vector(f"diagnostic:{name}", 512)
-    seen = [env.reset(seed=0)[0]]
-    step = env.step
-
-    def remembered(actions: Any) -> Any:
-        result = step(actions)
-        seen[0] = result[0]
-        return result
-
-    env.step = remembered  # type: ignore[method-assign]
-    mean, error = mean_score(env, lambda: WITHOUT_MEMORY[name](seen[0]), 200)
     assert expected is not None
+    env: Any = envs.make_vector(f"diagnostic:{name}", 512)
+    # `observe` is what the environment shows at present.
+    mean, error = mean_score(env, lambda: WITHOUT_MEMORY[name](env.observe()), 200)
     assert abs(mean - expected) < 4 * error + 1e-9
 
 
 def test_recall_shows_the_symbol_once_and_asks_for_it_after_the_delay() -> None:
+    """Observations are the symbol, one-hot, and whether it is asked for."""
     env = Recall(50, delay=4, symbols=3)
-    shown = [env.reset(seed=1)[0]]
+    observation, _ = env.reset(seed=1)
+    shown = [observation]
     for step in range(5):
         observation, reward, terminated, truncated, _ = env.step(env.oracle_actions())
         shown.append(observation)
-        assert ((terminated == (step == 4)) & (reward == (step == 4)) & ~truncated).all()
+        is_last = step == 4
+        assert (terminated == is_last).all()
+        assert (reward == is_last).all()
+        assert not truncated.any()
     assert (shown[0][:, :3].argmax(axis=1) == env.symbol).all()
     assert set(env.symbol) == {0, 1, 2}
     assert [view.sum() for view in shown[:4]] == [50, 0, 0, 0]
     assert (shown[4] == [0, 0, 0, 1]).all()
+
+    # In the next episode a wrong answer has no reward.
     env.step(np.zeros(50, int))
     wrong = (env.symbol + 1) % 3
-    assert not sum(env.step(wrong)[1] for _ in range(5)).any()
+    for _ in range(5):
+        _, reward, *_ = env.step(wrong)
+        assert not reward.any()
 
 
 def test_tmaze_shows_the_sign_at_the_start_only_and_ends_at_a_turn() -> None:
@@ -115,11 +124,17 @@ def test_tmaze_shows_the_sign_at_the_start_only_and_ends_at_a_turn() -> None:
     assert (begin[:, :2].argmax(axis=1) == env.side).all()
     assert set(env.side) == {0, 1}
     for turn in (1, 2):
-        assert np.array_equal(env.step(np.full(40, turn))[0], begin), "a turn in the corridor does nothing"
-    for step in (1, 2, 3, 3):
-        observation, *rest, _ = env.step(np.zeros(40, int))
-        assert (observation == [0, 0, step == 3]).all()
-        assert not np.any(rest)
+        observation, *_ = env.step(np.full(40, turn))
+        assert np.array_equal(observation, begin), "a turn in the corridor does nothing"
+
+    # At the junction after three steps, where a further one does nothing.
+    for place in (1, 2, 3, 3):
+        observation, reward, terminated, truncated, _ = env.step(np.zeros(40, int))
+        assert (observation == [0, 0, place == 3]).all()
+        assert not reward.any()
+        assert not terminated.any()
+        assert not truncated.any()
+
     _, reward, terminated, truncated, _ = env.step(np.ones(40, int))
     assert (reward == np.where(env.side == 0, 1, -1)).all()
     assert (terminated & ~truncated).all()
@@ -128,6 +143,7 @@ def test_tmaze_shows_the_sign_at_the_start_only_and_ends_at_a_turn() -> None:
 def test_tmaze_is_truncated_without_a_turn() -> None:
     env = TMaze(2, length=3)
     env.reset(seed=0)
-    ends = [env.step(np.zeros(2, int))[2:4] for _ in range(16)]
-    assert not np.any([terminated for terminated, _ in ends])
-    assert [truncated.all() for _, truncated in ends] == [False] * 15 + [True]
+    for step in range(16):
+        _, _, terminated, truncated, _ = env.step(np.zeros(2, int))
+        assert not terminated.any()
+        assert truncated.all() == (step == 15)
