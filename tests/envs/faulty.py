@@ -2,6 +2,7 @@
 
 import sys
 import time
+from collections.abc import Callable
 from typing import Any
 
 import gymnasium
@@ -18,15 +19,22 @@ def parse(reply: str) -> tuple[str, str]:
 
 
 def die() -> None:
+    """Raises what the loss of an environment's process raises."""
     raise ProcessDied("environment process 0 of 1 died, status 1")
 
 
-FAULTS = {
+def pause() -> None:
+    """Says that it pauses, and does so for a moment."""
+    print("pause", flush=True)
+    time.sleep(0.3)
+
+
+FAULTS: dict[str, Callable[[], Any]] = {
     "die": die,
     "raise": lambda: parse("door"),
     "exit": lambda: sys.exit(0),
     "sleep": lambda: time.sleep(10_000),
-    "pause": lambda: (print("pause", flush=True), time.sleep(0.3)),
+    "pause": pause,
 }
 
 
@@ -38,11 +46,15 @@ class Faulty(gymnasium.Env):
     action_space = spaces.Discrete(3)
 
     def __init__(self, fault: str = "", when: str = "step", at: int = 1, length: int = 4) -> None:
-        self.fault, self.when, self.at, self.length = fault, when, at, length
+        self.fault = fault
+        self.when = when
+        self.at = at
+        self.length = length
         self.calls = dict.fromkeys(("init", "reset", "step", "close"), 0)
         self._called("init")
 
     def _called(self, name: str) -> None:
+        """Counts a call, and does the fault if this is the one."""
         self.calls[name] += 1
         if name == self.when and self.calls[name] == self.at and self.fault:
             FAULTS[self.fault]()

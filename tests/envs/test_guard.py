@@ -20,6 +20,7 @@ SPEC = "gym:tests.envs.faulty:Faulty-v0,"
 
 @pytest.fixture(autouse=True)
 def _limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A call may take one second."""
     monkeypatch.setattr(guard, "_limit", 1.0)
 
 
@@ -33,6 +34,7 @@ def play(fields: str) -> None:
 
 
 WHEN = {"init": "while it was made", "reset": "in reset", "step,at=3": "in step with actions [", "close": "in close"}
+"""How the message names the call in which the fault is."""
 
 
 @pytest.mark.parametrize("when", WHEN)
@@ -48,12 +50,14 @@ def test_the_environment_the_call_and_the_place_are_said(fault: str, problem: st
     fields = f"fault={fault},when={when}"
     with pytest.raises(envs.EnvironmentFailed) as caught:
         play(fields)
+    hangs = fault == "sleep"
+    verb = "hangs" if hangs else "failed"
     first, _, rest = str(caught.value).partition("\n")
-    assert first.startswith(f"environment {SPEC}{fields} {'hangs' if fault == 'sleep' else 'failed'} {WHEN[when]}")
+    assert first.startswith(f"environment {SPEC}{fields} {verb} {WHEN[when]}")
     assert problem in first
     assert place in rest
     assert "envs/guard.py" not in rest
-    assert isinstance(caught.value, envs.EnvironmentLost) == (fault == "sleep")
+    assert isinstance(caught.value, envs.EnvironmentLost) == hangs
     assert str(pickle.loads(pickle.dumps(caught.value))) == str(caught.value), "it travels from Ray's actors"
 
 
@@ -96,10 +100,14 @@ def test_a_call_that_ignores_the_first_interruption_is_interrupted_again(monkeyp
 
 @pytest.mark.slow
 def test_the_time_that_a_process_is_stopped_does_not_count() -> None:
-    program = (
-        "import envs; from tests.envs.test_guard import play;"
-        "envs.limit_calls(4.0); play('fault=pause,at=2'); print('played')"
-    )
+    program = """
+import envs
+from tests.envs.test_guard import play
+
+envs.limit_calls(4.0)
+play("fault=pause,at=2")
+print("played")
+"""
     variables = {**ENVIRONMENT, "PYTHONPATH": ":".join(sys.path)}
     words = [sys.executable, "-c", program]
     with subprocess.Popen(words, text=True, env=variables, stdout=subprocess.PIPE) as process:
@@ -107,8 +115,9 @@ def test_the_time_that_a_process_is_stopped_does_not_count() -> None:
             assert process.stdout is not None
             assert process.stdout.readline() == "pause\n"
             process.send_signal(signal.SIGSTOP)
-            time.sleep(4.2)
+            time.sleep(4.2)  # longer than a call may take
             process.send_signal(signal.SIGCONT)
-            assert process.communicate(timeout=60)[0].endswith("played\n")
+            output, _ = process.communicate(timeout=60)
+            assert output.endswith("played\n")
         finally:
             process.kill()
