@@ -25,7 +25,8 @@ def test_commas_in_brackets_and_quotes_belong_to_a_value() -> None:
         "said": "don't",
         "x": "1",
     }
-    spec = "gym:my_module:Maze-v0," + ",".join(f"{field}={text}" for field, text in values.items())
+    fields = ",".join(f"{field}={text}" for field, text in values.items())
+    spec = f"gym:my_module:Maze-v0,{fields}"
     assert list(tasks(f"{spec},rooms:small")) == [spec, "rooms:small"]
     assert parse_spec(spec) == ("gym", "my_module:Maze-v0", values)
     assert str(parse_spec(spec)) == spec
@@ -36,6 +37,9 @@ def test_commas_in_brackets_and_quotes_belong_to_a_value() -> None:
         "said": "don't",
         "x": 1,
     }
+
+
+def test_brackets_and_quotes_that_are_not_closed_are_named() -> None:
     for unclosed, expected in (("size=(3,4", ")"), ("size=[3,{4]", "}"), ("goal='red, x=1", "'")):
         with pytest.raises(ValueError, match=f"gym:a,{re.escape(unclosed)}.*: expected {re.escape(expected)} before"):
             tasks(f"gym:a,{unclosed}")
