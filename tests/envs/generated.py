@@ -208,8 +208,11 @@ class Generated(gymnasium.Env):
             reward = self.draw.choice([draw_value(self.draw, 1.0), np.ones(1), np.ones(2), None, "1"])
         if wrong and self.wrong == "end":
             over = self.draw.choice([None, "yes", np.ones(2, bool), np.ones(1, bool), 2, object()])
-        ends = (False, over) if self.truncates else (over, False)
-        answer = (self._observe(wrong), reward, *ends, next(self.infos))
+        observation = self._observe(wrong)
+        info = next(self.infos)
+        answer = (observation, reward, over, False, info)
+        if self.truncates:
+            answer = (observation, reward, False, over, info)
         if wrong and self.wrong == "arity":
             return self.draw.choice([answer[:4], answer[0], None, (*answer, 1), list(answer[:2])])
         return answer

@@ -64,14 +64,20 @@ def test_what_is_seen_and_how_many_frames_a_step_has(spec: str, shape: tuple[int
     env = envs.make_vector(spec, 2)
     assert env.single_observation_space.shape == shape
     assert env.metadata["action_repeat"] == frames
-    assert env.single_action_space.n == (18 if "full_action_space" in spec else 6)
+    num_actions = 18 if "full_action_space" in spec else 6
+    assert env.single_action_space.n == num_actions
     assert not envs.foreign_code(spec)
 
 
 def pictures(spec: str) -> Any:
+    """The observations of 60 steps, whose actions follow from the number of the step."""
     env = envs.make_vector(spec, 1)
     env.reset(seed=1)
-    return np.stack([env.step(np.array([step % 6]))[0] for step in range(60)])
+    seen = []
+    for step in range(60):
+        observation, *_ = env.step(np.array([step % 6]))
+        seen.append(observation)
+    return np.stack(seen)
 
 
 def test_the_id_says_whether_actions_are_sticky() -> None:
@@ -105,7 +111,8 @@ LIFE = 25
 def test_every_life_begins_with_fire() -> None:
     """A game of Breakout has five lives. With the step that begins the next game, it is over every 125 steps."""
     ends, _ = breakout("", NOTHING)
-    assert ends == [5 * LIFE - 2, 10 * LIFE - 2]
+    game = 5 * LIFE
+    assert ends == [game - 2, 2 * game - 2]
     never, _ = breakout(",use_fire_reset=False", NOTHING)
     assert not never
     continuous, _ = breakout(",continuous=True", np.zeros(3, np.float32))
