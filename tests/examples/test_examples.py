@@ -34,27 +34,26 @@ def make_agent(core: str) -> Agent:
 def test_updates_equal_those_of_the_learner(core: str) -> None:
     ours = make_agent(core)
     settings = impala.Settings()
-    learner = Learner(
-        copy.deepcopy(ours),
-        LearnerConfig(
-            learning_rate=settings.learning_rate,
-            discount=settings.discount,
-            lambda_=settings.lambda_,
-            entropy_cost=settings.entropy_cost,
-            baseline_cost=settings.baseline_cost,
-            reward_clipping="abs_one",
-            max_gradient_norm=settings.max_gradient_norm,
-            device="cpu",
-        ),
-        total_steps=10**6,
-    )
     optimizer = impala.make_optimizer(ours, settings)
+    config = LearnerConfig(
+        learning_rate=settings.learning_rate,
+        discount=settings.discount,
+        lambda_=settings.lambda_,
+        entropy_cost=settings.entropy_cost,
+        baseline_cost=settings.baseline_cost,
+        reward_clipping="abs_one",
+        max_gradient_norm=settings.max_gradient_norm,
+        device="cpu",
+    )
+    learner = Learner(copy.deepcopy(ours), config, total_steps=10**6)
+
     actor = impala.Actor(make_vector("rooms:small,episode_frames=80", 3), copy.deepcopy(ours).eval(), seed=1)
     for _ in range(3):  # the actor's weights get old: V-trace has something to correct
         trajectory = actor.unroll(16)
         losses = impala.update(ours, optimizer, trajectory, settings)
         metrics = learner.update(trajectory)
         assert losses == pytest.approx({name: metrics[f"loss/{name}"] for name in losses}, rel=1e-4, abs=1e-6)
+
     weights = ours.state_dict()
     for name, expected in learner.weights().items():
         torch.testing.assert_close(weights[name], expected, rtol=1e-5, atol=1e-6, msg=name)

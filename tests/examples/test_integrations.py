@@ -374,10 +374,15 @@ def test_single_environments_have_the_spaces_that_libraries_know(monkeypatch: py
             gymnasium.spaces.Discrete(3, start=5),
         ]
     )
-    task = imitate(monkeypatch, own)
     taken: list[Any] = []
-    monkeypatch.setattr(Imitation, "_scores", lambda self, space, action: taken.append(action) or [0.0])
-    env = Single(task)
+
+    def scores(imitation: Imitation, space: Any, action: Any) -> list[float]:
+        """Keeps the action, which is not scored."""
+        taken.append(action)
+        return [0.0]
+
+    monkeypatch.setattr(Imitation, "_scores", scores)
+    env = Single(imitate(monkeypatch, own))
     expected = gymnasium.spaces.Dict(
         {
             "0": gymnasium.spaces.MultiDiscrete([2, 4]),
@@ -386,6 +391,8 @@ def test_single_environments_have_the_spaces_that_libraries_know(monkeypatch: py
         }
     )
     assert env.action_space == expected
+
+    # Choices from 0 on; of numbers with bounds, -1 and 1 are the bounds.
     env.reset(seed=0)
     env.step({"0": np.array([1, 3]), "1": np.array([-1.0, 0.5, 7.0], np.float32), "2": np.array([2])})
     choices, bounded, unbounded, last = taken[0]
