@@ -288,6 +288,7 @@ def test_the_rewards_of_a_blind_runner() -> None:
     last_score = 0.0
 
     def run(env: RoomsVectorEnv) -> NDArray[Any]:
+        """Forward, and to the left for five steps after a reward in the second room."""
         nonlocal turns_left, last_score
         score = float(env.state.score[0])
         if score > last_score and env.state.room[0] == ROOM_2:

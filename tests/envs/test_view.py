@@ -67,6 +67,7 @@ def test_examples_and_choices_are_seen_on_their_sides(variant: str) -> None:
     config = VARIANTS[variant]
 
     def check(left: NDArray[Any], right: NDArray[Any]) -> None:
+        """Columns that change with the object on the left are in the left half, and the others in the right half."""
         for changed in (left, right):
             assert len(changed) >= 3 / config.shrink
         assert left.max() < config.image_width / 2 <= right.min()
@@ -215,11 +216,12 @@ def test_the_view_rises_with_the_players_feet() -> None:
 
 
 def test_a_ring_around_the_start_fades_in_28_frames() -> None:
-    """It is what the lower part of the view shows beside that of a player whose trial began long ago."""
+    """The ring is the difference to the view in a trial that began long ago."""
     config = RoomsConfig(hud=False, object_scale=0.1)
     place = {"x": -232.0, "y": -64.0, "match": numbered("cylinder")}
 
     def added(age: int) -> int:
+        """What the ring adds to the lower part of the view, so many frames after the trial began."""
         with_ring = view(config, frame=age, shown=0, **place)
         without = view(config, frame=age, shown=-100, **place)
         return (with_ring - without)[45:].sum()
