@@ -150,11 +150,14 @@ def test_an_update_that_is_not_finite_is_skipped(
         learner.update(batch)
     assert error.value.number == first
     assert str(error.value).endswith(f"Skipped: {len(skipped)} of 4 updates.")
+    received = pickle.loads(pickle.dumps(error.value))  # as Ray does
+    assert str(received) == str(error.value)
+    assert received.number == first
     assert_same(learner, twin)
 
 
 def test_the_error_can_be_pickled_and_extended() -> None:
-    """As Ray and the commands do."""
+    """Ray pickles it, and a trainer adds where it kept the batch."""
     error = NotFinite("Bad.", 3, ["reward"])
     assert error.from_environments
     for sent, message in ((error, "Bad."), (error.extended(" Kept."), "Bad. Kept.")):

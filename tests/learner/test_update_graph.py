@@ -20,7 +20,7 @@ from tests.capture import EmulatedGraph
 from tests.learner.test_unread_updates import CASES, assert_same
 
 RATE = 2**-7
-"""A learning rate that is the same number in float32."""
+"""A learning rate that float32 represents exactly."""
 
 
 def tensors_of(learner: Learner) -> Iterator[torch.Tensor]:
@@ -31,10 +31,15 @@ def tensors_of(learner: Learner) -> Iterator[torch.Tensor]:
 
 
 def make(agent: Any, recorded: bool, total_steps: int = 1000, **changes: Any) -> Learner:
-    """A learner whose updates are recorded, or one like it whose updates are not."""
+    """A learner whose updates are recorded, or one like it whose updates are not.
+
+    `learner.graphs` has every recording of the first one.
+    """
     config = LearnerConfig(**{"device": "cpu", "learning_rate": RATE, **changes})
     if not recorded:
         return Learner(agent, config, total_steps, unread=True)
+
+    graphs: list[EmulatedGraph] = []
 
     def capture(function: Callable[[], None]) -> Callable[[], None]:
         before = [tensor.clone() for tensor in tensors_of(learner)]
@@ -47,20 +52,23 @@ def make(agent: Any, recorded: bool, total_steps: int = 1000, **changes: Any) ->
         graphs.append(graph)
         return graph.replay
 
-    graphs: list[EmulatedGraph] = []
     learner = Learner(agent, config, total_steps, unread=True, capture=capture)
     learner.graphs = graphs  # type: ignore[attr-defined]
     return learner
 
 
-def both(**changes: Any) -> tuple[Learner, Learner]:
+def both(core: Any = agents.CORES["compressive"], total_steps: int = 1000, **changes: Any) -> tuple[Learner, Learner]:
     """Two equal learners, of which the first one's updates are recorded."""
-    options = {name: changes.pop(name) for name in ("core", "shape", "standardize") if name in changes}
-    agent_of = lambda: agents.make_agent(reconstruction_cost=0.1, **options)  # noqa: E731
-    return make(agent_of(), True, **changes), make(agent_of(), False, **changes)
+    learners = []
+    for recorded in (True, False):
+        agent = agents.make_agent(core, reconstruction_cost=0.1)
+        learners.append(make(agent, recorded, total_steps, **changes))
+    first, second = learners
+    return first, second
 
 
 def batches(number: int, **options: Any) -> list[Trajectory]:
+    """Different trajectories of one form."""
     return [agents.make_trajectory(2, 12, seed=seed, **options) for seed in range(number)]
 
 
@@ -71,42 +79,45 @@ def test_a_replay_does_what_the_operations_do(config: Any) -> None:
     for number, batch in enumerate(batches(WARM_UP + 5, core=config)):
         read = number % 3 != 1
         assert recorded.update(batch, read) == plain.update(batch, read)
-        assert len(recorded.graphs) == (number >= WARM_UP)  # type: ignore[attr-defined]
+        expected_graphs = 1 if number >= WARM_UP else 0
+        assert len(recorded.graphs) == expected_graphs  # type: ignore[attr-defined]
     assert_same(recorded, plain)
     for options in recorded.state_dict()["optimizer"]["param_groups"]:
         # What is saved is as without a graph.
-        assert (type(options["lr"]), options["capturable"]) == (float, False)
+        assert type(options["lr"]) is float
+        assert options["capturable"] is False
 
 
-def test_schedules_and_versions_go_on() -> None:
-    """What is a number for the host is none in the graph: rates, costs and the lag of the policy."""
+def test_schedules_and_versions_change_in_replays() -> None:
+    """The graph reads rates, costs and the policy's lag from tensors, which are numbers of the host otherwise."""
     changing = {"learning_rate_schedule": "linear", "entropy_cost": 0.5, "entropy_cost_end": 0.0, "total_steps": 200}
     recorded, plain = both(**changing)
     rates = set()
     for batch in batches(WARM_UP + 5):
-        found, expected = recorded.update(batch), plain.update(batch)
-        assert found == pytest.approx(expected, rel=1e-4, abs=1e-6)
+        found = recorded.update(batch)
+        assert found == pytest.approx(plain.update(batch), rel=1e-4, abs=1e-6)
         rates.add(found["learning_rate"])
     assert len(rates) == WARM_UP + 5
     assert_same(recorded, plain, rtol=1e-4, atol=1e-6)
 
 
-def test_running_statistics_follow(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_replays_update_running_statistics(monkeypatch: pytest.MonkeyPatch) -> None:
     """Those of PopArt, once its first batches are over, and those of observations."""
     monkeypatch.setattr(learner_module, "FIRST_UPDATES", WARM_UP + 2)
     monkeypatch.setattr("learner.impala.FIRST_UPDATES", WARM_UP + 2)
     learners = []
-    for recorded in (True, False):
+    for is_recorded in (True, False):
         torch.manual_seed(0)
         config = agents.AgentConfig(torso="small", torso_size=16, core=agents.CORES["lstm"], standardize=True)
         agent = agents.Agent(config, (3,), agents.ACTIONS, popart_tasks=2)
-        learners.append(make(agent, recorded, popart=True, normalize_advantages=True, trust=0.2))
+        learners.append(make(agent, is_recorded, popart=True, normalize_advantages=True, trust=0.2))
     recorded, plain = learners
     for number, batch in enumerate(batches(WARM_UP + 6, core=agents.CORES["lstm"])):
         torch.manual_seed(number)
         batch = batch._replace(observation=5 * torch.randn(2, 13, 3))
         assert recorded.update(batch) == plain.update(batch)
-        assert len(recorded.graphs) == (number >= WARM_UP + 2)  # type: ignore[attr-defined]
+        expected_graphs = 1 if number >= WARM_UP + 2 else 0
+        assert len(recorded.graphs) == expected_graphs  # type: ignore[attr-defined]
     assert_same(recorded, plain)
     assert recorded.agent.value.mean.ne(0).all()
     assert recorded.agent.standardization.batches == WARM_UP + 6
@@ -137,10 +148,12 @@ def test_a_batch_that_is_not_finite_is_skipped_and_named() -> None:
 
 
 def test_an_agent_with_a_teacher_is_recorded() -> None:
-    recorded, plain = (make(agents.make_taught(), graph, teacher_cost=1.0, teacher_cost_end=0.5) for graph in (1, 0))
+    costs = {"teacher_cost": 1.0, "teacher_cost_end": 0.5}
+    recorded = make(agents.make_taught(), True, **costs)
+    plain = make(agents.make_taught(), False, **costs)
     for batch in batches(WARM_UP + 3):
-        core_state = recorded.agent.initial_state(2)
-        batch = batch._replace(observation=(batch.observation, 255 - batch.observation), core_state=core_state)
+        views = (batch.observation, 255 - batch.observation)
+        batch = batch._replace(observation=views, core_state=recorded.agent.initial_state(2))
         assert recorded.update(batch) == plain.update(batch)
     assert len(recorded.graphs) == 1  # type: ignore[attr-defined]
     assert_same(recorded, plain)
@@ -204,13 +217,15 @@ def test_it_is_recorded_anew_for_a_restored_state() -> None:
         assert_same(recorded, plain)
 
 
-def test_who_records() -> None:
+def test_which_learners_record() -> None:
     """A single learner whose updates may stay unread, unless the configuration forbids it or instructions are read."""
-    recorded, plain = (make(agents.make_agent(), True, cuda_graph=graph) for graph in (True, False))
-    read = Learner(agents.make_agent(), dataclasses.replace(recorded.config), 1000, capture=recorded._capture)
-    reading = make(agents.make_agent(instruction=True), True)
-    learners = (recorded, plain, read, reading)
-    assert [learner._capture is not None for learner in learners] == [True, False, False, False]
+    recorded = make(agents.make_agent(), True)
+    forbidden = make(agents.make_agent(), True, cuda_graph=False)
+    always_read = Learner(agents.make_agent(), recorded.config, 1000, capture=recorded._capture)
+    with_instructions = make(agents.make_agent(instruction=True), True)
+    assert recorded._capture is not None
+    for learner in (forbidden, always_read, with_instructions):
+        assert learner._capture is None
 
 
 @pytest.mark.gpu
