@@ -15,14 +15,17 @@ from tests.learner.test_group import shard, together
 
 
 def same(first: Learner, second: Learner, **tolerance: float) -> None:
+    """Their weights are equal: bit by bit, unless there is a tolerance."""
     torch.testing.assert_close(first.weights(), second.weights(), **(tolerance or {"rtol": 0, "atol": 0}))
 
 
 def check_shared_batches(make_agent: Callable[[], Agent], config: LearnerConfig, batches: Sequence[Trajectory]) -> None:
     """Two learners that share batches have the statistics of one that has the whole of them."""
-    alone, replicas = Learner(make_agent(), config, 1000), [make_agent(), make_agent()]
+    alone = Learner(make_agent(), config, 1000)
     for batch in batches:
         alone.update(batch)
+
+    replicas = [make_agent(), make_agent()]
 
     def learn(comm: Any, rank: int) -> Learner:
         learner = Learner(replicas[rank], config, 1000, comm)
@@ -39,8 +42,11 @@ def check_skipped_updates(
     make_agent: Callable[[], Agent], config: LearnerConfig, bad: Trajectory, good: Sequence[Trajectory]
 ) -> None:
     """Nothing waits for the device, and updates that are not finite change nothing; `good` are three batches."""
-    learner, twin = (Learner(make_agent(), config, 1000, unread=True) for _ in range(2))
+    learner = Learner(make_agent(), config, 1000, unread=True)
+    twin = Learner(make_agent(), config, 1000, unread=True)
     first, second, third = good
+
+    # Unread, the two good ones are made.
     with Capturable() as mode:
         for batch in (bad, first, bad, second):
             learner.update(batch, read=False)
@@ -50,6 +56,8 @@ def check_skipped_updates(
     with pytest.raises(NotFinite):
         learner.settle()
     same(learner, twin)
+
+    # Read, it is the same.
     with pytest.raises(NotFinite):
         learner.update(bad)
     same(learner, twin)

@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+from torch import Tensor
 
 from agent.policies import Categorical
 from learner import losses
@@ -16,44 +17,48 @@ ROWS, STEPS, ACTIONS = 3, 5, 4
 def test_losses_equal_literal_loops(reduction: str, acting: float) -> None:
     """Their gradients pass through policy and values, not through advantages and targets."""
     generator = torch.Generator().manual_seed(0)
-    logits = torch.randn(ROWS, STEPS, ACTIONS, generator=generator, dtype=torch.float64, requires_grad=True)
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=generator, dtype=torch.float64, requires_grad=True)
+
+    logits = normal(ROWS, STEPS, ACTIONS)
     actions = torch.randint(ACTIONS, (ROWS, STEPS), generator=generator)
-    advantages, values, targets = (
-        torch.randn(ROWS, STEPS, generator=generator, dtype=torch.float64, requires_grad=True) for _ in range(3)
-    )
+    advantages = normal(ROWS, STEPS)
+    values = normal(ROWS, STEPS)
+    targets = normal(ROWS, STEPS)
     mask = torch.rand(ROWS, STEPS, generator=generator) < acting
-
-    def probabilities(b: int, t: int) -> list[float]:
-        exponentials = [math.exp(x) for x in logits[b, t].tolist()]
-        return [x / sum(exponentials) for x in exponentials]
-
-    def policy_gradient(b: int, t: int) -> float:
-        return -math.log(probabilities(b, t)[actions[b, t]]) * advantages[b, t].item()
-
-    def baseline(b: int, t: int) -> float:
-        return 0.5 * (targets[b, t].item() - values[b, t].item()) ** 2
-
-    def negative_entropy(b: int, t: int) -> float:
-        return sum(p * math.log(p) for p in probabilities(b, t))
 
     policy = Categorical(ACTIONS)
     log_probs = policy.log_prob(logits, actions)
-    got = {
-        policy_gradient: losses.policy_gradient_loss(log_probs, advantages, mask, reduction),
-        baseline: losses.baseline_loss(values, targets, mask, reduction),
-        negative_entropy: losses.entropy_loss(policy.entropy(logits), mask, reduction),
-    }
-    steps = [(b, t) for b in range(ROWS) for t in range(STEPS) if mask[b, t]]
+    policy_gradient = losses.policy_gradient_loss(log_probs, advantages, mask, reduction)
+    baseline = losses.baseline_loss(values, targets, mask, reduction)
+    negative_entropy = losses.entropy_loss(policy.entropy(logits), mask, reduction)
+
+    # The sums over the steps that are not masked.
+    expected = {"policy gradient": 0.0, "baseline": 0.0, "negative entropy": 0.0}
+    steps = mask.nonzero().tolist()
     assert len(steps) < ROWS * STEPS
-    for of_step, loss in got.items():
-        expected = sum(of_step(b, t) for b, t in steps) / (max(1, len(steps)) if reduction == "mean" else 1)
-        assert loss.item() == pytest.approx(expected, rel=1e-12)
-    sum(got.values()).backward()
-    assert (logits.grad is None, values.grad is None) == (False, False)
-    assert advantages.grad is targets.grad is None
+    for b, t in steps:
+        exponentials = [math.exp(x) for x in logits[b, t].tolist()]
+        probabilities = [x / sum(exponentials) for x in exponentials]
+        expected["policy gradient"] -= math.log(probabilities[actions[b, t]]) * advantages[b, t].item()
+        expected["baseline"] += 0.5 * (targets[b, t].item() - values[b, t].item()) ** 2
+        expected["negative entropy"] += sum(p * math.log(p) for p in probabilities)
+    if reduction == "mean":
+        count = max(1, len(steps))
+        expected = {name: total / count for name, total in expected.items()}
+    assert policy_gradient.item() == pytest.approx(expected["policy gradient"], rel=1e-12)
+    assert baseline.item() == pytest.approx(expected["baseline"], rel=1e-12)
+    assert negative_entropy.item() == pytest.approx(expected["negative entropy"], rel=1e-12)
+
+    (policy_gradient + baseline + negative_entropy).backward()
+    assert logits.grad is not None
+    assert values.grad is not None
+    assert advantages.grad is None
+    assert targets.grad is None
 
 
-def test_reduce_errors() -> None:
+def test_a_mask_of_another_shape_is_refused() -> None:
     values = torch.zeros(2, 3)
     with pytest.raises(ValueError, match=r"mask: expected torch.bool \[2, 3\], got torch.bool \[3\]"):
         losses.reduce(values, torch.ones(3, dtype=torch.bool), "sum")
@@ -64,6 +69,13 @@ def test_reward_clipping() -> None:
     clipped = {name: clip(rewards).tolist() for name, clip in losses.REWARD_CLIPPING.items()}
     assert clipped["none"] == rewards.tolist()
     assert clipped["abs_one"] == [1.0, -1.0, 1.0, 0.5, 0.0, -0.5]
-    large, small = math.tanh(2), math.tanh(0.1)
-    expected = [5 * large, -1.5 * large, 5 * math.tanh(0.2), 5 * small, 0.0, -1.5 * small]
+    # tanh(r / 5), times 5, or 1.5 if it is negative.
+    expected = [
+        5 * math.tanh(2),
+        -1.5 * math.tanh(2),
+        5 * math.tanh(0.2),
+        5 * math.tanh(0.1),
+        0.0,
+        -1.5 * math.tanh(0.1),
+    ]
     assert clipped["soft_asymmetric"] == pytest.approx(expected, rel=1e-6)

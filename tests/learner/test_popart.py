@@ -36,7 +36,8 @@ def make_batch(seed: int = 0, rows: int = 6) -> Trajectory:
     """Rows of both tasks; the second has rewards that are 100 times as large."""
     batch = agents.make_trajectory(rows, 6, seed, CORE)
     large = (batch.actor_id % TASKS == 1)[:, None]
-    reward = torch.where(large, 100 * batch.reward, batch.reward).masked_fill(batch.reset, 0.0)
+    reward = torch.where(large, 100 * batch.reward, batch.reward)
+    reward = reward.masked_fill(batch.reset, 0.0)
     return batch._replace(reward=reward, core_state=map_state(torch.Tensor.double, batch.core_state))
 
 
@@ -46,37 +47,57 @@ def test_losses_are_those_of_normalized_values(normalize: bool) -> None:
 
     Normalized advantages are divided by their root mean square, or by that of the task's rewards if it is greater.
     """
-    agent, batch = make_agent(), make_batch()
+    agent = make_agent()
+    batch = make_batch()
+    reference = copy.deepcopy(agent)
     config = dataclasses.replace(CONFIG, normalize_advantages=normalize)
-    reference, learner = copy.deepcopy(agent), Learner(agent, config, 1000)
-    metrics = learner.update(batch)
+    metrics = Learner(agent, config, 1000).update(batch)
+
+    # The values of each row's own task, and the policy.
     output = reference(batch.observation, batch.last_action, batch.reward, batch.reset, batch.core_state)
-    task, mask = batch.actor_id % TASKS, ~batch.reset[:, 1:]
+    task = batch.actor_id % TASKS
     assert set(task.tolist()) == {0, 1}
+    mask = ~batch.reset[:, 1:]
     value = torch.stack([output.value[row, :, number] for row, number in enumerate(task)]).detach()
     log_pi = output.policy_parameters[:, :-1].detach().log_softmax(-1)
-    rhos = log_pi - batch.policy_parameters.log_softmax(-1)
-    chosen, log_rhos = (each.gather(2, batch.action[..., None])[..., 0] for each in (log_pi, rhos))
-    discounts = CONFIG.discount * batch.discount[:, 1:]
-    arguments = log_rhos, discounts, batch.reward[:, 1:], value[:, :-1], value[:, -1], mask
-    vs, advantages, *_ = literal(*arguments, rho_bar=1.0, c_bar=1.0, pg_bar=1.0, lambda_=1.0)
-    scale = torch.tensor([2.0, 2.0])[task][:, None]
-    normalized = ((vs - value[:, :-1]) / scale).square() / 2
-    assert metrics["loss/baseline"] == pytest.approx(0.5 * normalized[mask].mean().item(), rel=1e-4)
-    advantages = advantages / scale
+    log_mu = batch.policy_parameters.log_softmax(-1)
+    action = batch.action[..., None]
+
+    returns = literal(
+        log_rhos=(log_pi - log_mu).gather(2, action)[..., 0],
+        discounts=CONFIG.discount * batch.discount[:, 1:],
+        rewards=batch.reward[:, 1:],
+        values=value[:, :-1],
+        bootstrap_value=value[:, -1],
+        mask=mask,
+        rho_bar=1.0,
+        c_bar=1.0,
+        pg_bar=1.0,
+        lambda_=1.0,
+    )
+    scale = torch.tensor([2.0, 2.0])[task][:, None]  # from the moments of `make_agent`
+    errors = (returns.vs - value[:, :-1]) / scale
+    expected = 0.5 * (errors.square() / 2)[mask].mean().item()
+    assert metrics["loss/baseline"] == pytest.approx(expected, rel=1e-4)
+
+    advantages = returns.pg_advantages / scale
     if normalize:
         size = advantages[mask].square().mean().sqrt()
-        of_rewards = torch.tensor([0.5, 1000.0])[task][:, None] / scale
-        assert of_rewards.min() < size < of_rewards.max()
-        advantages = advantages / of_rewards.maximum(size)
+        size_of_rewards = torch.tensor([0.5, 1000.0])[task][:, None] / scale  # from `make_agent`
+        assert size_of_rewards.min() < size < size_of_rewards.max(), "each is the greater one for a task"
+        advantages = advantages / size_of_rewards.maximum(size)
+    chosen = log_pi.gather(2, action)[..., 0]
     expected = -(chosen * advantages)[mask].mean().item()
     assert metrics["loss/policy"] == pytest.approx(expected, rel=1e-4)
+
+    # The statistics move towards the targets and the rewards of each task.
     for number in range(TASKS):
-        own = vs[task == number][mask[task == number]]
-        mean = 0.9 * reference.value.mean[number] + 0.1 * own.mean()
+        of_task = task == number
+        targets = returns.vs[of_task][mask[of_task]]
+        mean = 0.9 * reference.value.mean[number] + 0.1 * targets.mean()
         torch.testing.assert_close(agent.value.mean[number], mean, rtol=1e-4, atol=1e-6)
-        reward = batch.reward[:, 1:][task == number][mask[task == number]].double()
-        square = 0.99 * reference.value.reward_square[number] + 0.01 * reward.square().mean()
+        rewards = batch.reward[:, 1:][of_task][mask[of_task]].double()
+        square = 0.99 * reference.value.reward_square[number] + 0.01 * rewards.square().mean()
         torch.testing.assert_close(agent.value.reward_square[number], square)
 
 
@@ -96,9 +117,9 @@ def test_the_first_batch_has_no_advantage_where_all_rewards_are_equal() -> None:
 
 @pytest.mark.parametrize("begun", [True, False])
 def test_learners_that_share_a_batch_have_the_statistics_of_the_whole(begun: bool) -> None:
-    """One has rows of one task only."""
-    batches = [make_batch(seed) for seed in range(3)]
-    batches = [batch._replace(actor_id=torch.tensor([0, 0, 0, 1, 1, 0])) for batch in batches]
+    """The first learner has the first three rows, all of one task."""
+    tasks = torch.tensor([0, 0, 0, 1, 1, 0])
+    batches = [make_batch(seed)._replace(actor_id=tasks) for seed in range(3)]
     check_shared_batches(lambda: make_agent(begun), CONFIG, batches)
 
 
@@ -110,7 +131,8 @@ def test_nothing_waits_for_the_device_and_skipped_updates_change_nothing(begun: 
 
 
 def test_statistics_are_restored_with_the_weights() -> None:
-    learner, other = Learner(make_agent(), CONFIG, 1000), Learner(make_agent(), CONFIG, 1000)
+    learner = Learner(make_agent(), CONFIG, 1000)
+    other = Learner(make_agent(), CONFIG, 1000)
     learner.update(make_batch(0))
     other.load_state_dict(learner.state_dict())
     assert other.agent.value.mean.tolist() != make_agent().value.mean.tolist()
