@@ -26,26 +26,27 @@ SPACES: dict[str, Any] = {
     "Tuple": spaces.Tuple([spaces.Discrete(2), spaces.Box(0.0, 2.0, (2,))]),
     "Dict": spaces.Dict({"arm": spaces.Box(-1.0, 1.0, (2,), np.float64), "hand": spaces.MultiBinary(2)}),
 }
-UPDATES, ROWS, STEPS = 150, 16, 8
+UPDATES = 150
+ROWS = 16
+STEPS = 8
 
 
 class Imitation(gymnasium.Env[Any, Any]):
     """Shows a sign, 1 or -1, in each of two places, and rewards actions that repeat it: choices by their index, numbers
     by three quarters of the way from the middle of their bounds to the one on that side.
 
-    The reward of a step is the mean over the components, 1 for the right choice or number; 0 is as good as none.
+    The reward of a step is the mean over the components: 1 for the right choice or number, 0 for the wrong choice.
     """
 
     def __init__(self, space: spaces.Space[Any], observation: str) -> None:
         self.action_space = space
-        vector = spaces.Box(-1.0, 1.0, (2,), np.float32)
-        image = spaces.Box(0, 255, (1, 2, 1), np.uint8)
         self.observation = observation
-        kinds: dict[str, spaces.Space[Any]] = {
-            "vector": vector,
-            "parts": spaces.Dict({"left": image, "right": spaces.Box(-1.0, 1.0, (1,), np.float64)}),
-        }
-        self.observation_space = kinds[observation]
+        if observation == "vector":
+            self.observation_space = spaces.Box(-1.0, 1.0, (2,), np.float32)
+        else:
+            image = spaces.Box(0, 255, (1, 2, 1), np.uint8)
+            number = spaces.Box(-1.0, 1.0, (1,), np.float64)
+            self.observation_space = spaces.Dict({"left": image, "right": number})
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         super().reset(seed=seed)
@@ -66,17 +67,29 @@ class Imitation(gymnasium.Env[Any, Any]):
         return self._observe(), reward, False, self.steps == 5, {}
 
     def _scores(self, space: Any, action: Any) -> list[float]:
+        """One for each component of an action."""
         if isinstance(space, spaces.Dict):
-            return [score for name, part in space.spaces.items() for score in self._scores(part, action[name])]
+            scores = []
+            for name, part in space.spaces.items():
+                scores += self._scores(part, action[name])
+            return scores
         if isinstance(space, spaces.Tuple):
-            return [score for part, own in zip(space.spaces, action) for score in self._scores(part, own)]
+            scores = []
+            for part, own in zip(space.spaces, action):
+                scores += self._scores(part, own)
+            return scores
         if isinstance(space, spaces.Box):
+            # Numbers without bounds count as within -1..1.
             low = np.where(np.isfinite(space.low), space.low, -1.0).ravel()
             high = np.where(np.isfinite(space.high), space.high, 1.0).ravel()
-            target = (low + high) / 2 + 0.75 * self.signs * (high - low) / 2
-            return (1 - np.abs(np.ravel(action) - target) / (high - low)).tolist()
+            middle = (low + high) / 2
+            target = middle + 0.75 * self.signs * (high - low) / 2
+            distance = np.abs(np.ravel(action) - target)
+            return (1 - distance / (high - low)).tolist()
+        # Choices: index 1 is right for a positive sign, 0 for a negative one.
         chosen = np.ravel(action) - getattr(space, "start", 0)
-        return (chosen == (self.signs[: chosen.size] > 0)).astype(float).tolist()
+        right = self.signs[: chosen.size] > 0
+        return (chosen == right).astype(float).tolist()
 
 
 @pytest.mark.parametrize("observation", ["vector", "parts"])
@@ -84,19 +97,24 @@ class Imitation(gymnasium.Env[Any, Any]):
 def test_tiny_tasks_are_learned(name: str, observation: str) -> None:
     envs = batch(lambda: adapt(Imitation(SPACES[name], observation)), ROWS)
     interface = read_interface(envs)
+
+    # Without memory and without a value of later steps: each step is a task of its own.
     torch.manual_seed(0)
-    core = MemorylessConfig(32, 1, 32)
-    config = AgentConfig(torso="small", torso_size=32, core=core)
+    config = AgentConfig(torso="small", torso_size=32, core=MemorylessConfig(32, 1, 32))
     agent = Agent(config, interface.observation_shape, interface.actions)
     learning = LearnerConfig(learning_rate=1e-2, discount=0.0, entropy_cost=1e-3, device="cpu")
     learner = Learner(agent, learning, 10**6)
     actor = Actor(envs, Agent(config, interface.observation_shape, interface.actions), 0, seed=0)
-    rewards: list[float] = []
+
+    mean_rewards: list[float] = []
     for _ in range(UPDATES):
         actor.set_weights(learner.weights(), learner.version)
         trajectory = actor.unroll(STEPS).trajectory
         metrics = learner.update(trajectory)
-        assert metrics["importance/mean_rho"] == pytest.approx(1, abs=1e-4)
-        rewards.append(float(trajectory.reward[:, 1:].sum() / (~trajectory.reset[:, 1:]).sum()))
-    assert np.mean(rewards[:5]) < 0.7
-    assert np.mean(rewards[-10:]) > 0.85
+        assert metrics["importance/mean_rho"] == pytest.approx(1, abs=1e-4), "on-policy"
+        # The first observation of an episode has no reward.
+        total = trajectory.reward[:, 1:].sum()
+        count = (~trajectory.reset[:, 1:]).sum()
+        mean_rewards.append(float(total / count))
+    assert np.mean(mean_rewards[:5]) < 0.7
+    assert np.mean(mean_rewards[-10:]) > 0.85

@@ -84,7 +84,7 @@ def test_losses_are_those_of_normalized_values(normalize: bool) -> None:
     if normalize:
         size = advantages[mask].square().mean().sqrt()
         size_of_rewards = torch.tensor([0.5, 1000.0])[task][:, None] / scale  # from `make_agent`
-        assert size_of_rewards.min() < size < size_of_rewards.max(), "each is the greater one for a task"
+        assert size_of_rewards.min() < size < size_of_rewards.max(), "each is the greater one for one of the tasks"
         advantages = advantages / size_of_rewards.maximum(size)
     chosen = log_pi.gather(2, action)[..., 0]
     expected = -(chosen * advantages)[mask].mean().item()
