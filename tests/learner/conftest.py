@@ -11,7 +11,9 @@ from agent.core import Mean
 from agent.policies import Categorical
 from agent.trajectory import Trajectory
 
-OBSERVATION, HIDDEN, ACTIONS = 3, 8, 2
+OBSERVATION = 3
+HIDDEN = 8
+ACTIONS = 2
 
 
 class TinyState(NamedTuple):
@@ -37,7 +39,8 @@ class TinyAgent(nn.Module):
         self.baseline = nn.Linear(HIDDEN, 1)
         self.compression = nn.Linear(HIDDEN, HIDDEN)
         self.distribution = Categorical(ACTIONS)
-        self.compression_scale, self.calls = compression_scale, 0
+        self.compression_scale = compression_scale
+        self.calls = 0
 
     def initial_state(self, batch_size: int) -> TinyState:
         return TinyState(torch.zeros(batch_size, HIDDEN), 0)
@@ -49,15 +52,24 @@ class TinyAgent(nn.Module):
         self, observation: Tensor, last_action: Tensor, last_reward: Tensor, reset: Tensor, state: TinyState
     ) -> TinyOutput:
         self.calls += 1
-        entries = torch.cat([observation, last_action.float()[..., None], last_reward.clamp(-1, 1)[..., None]], dim=-1)
-        hidden, column = state.hidden, []
-        for entry, begins in zip(self.inputs(entries).unbind(1), reset.unbind(1)):
-            hidden = torch.tanh(entry + self.recurrent(hidden.masked_fill(begins[:, None], 0.0)))
+
+        # The network, step by step.
+        action = last_action.float()[..., None]
+        reward = last_reward.clamp(-1, 1)[..., None]
+        entries = self.inputs(torch.cat([observation, action, reward], dim=-1))
+        hidden = state.hidden
+        column = []
+        for entry, begins in zip(entries.unbind(1), reset.unbind(1)):
+            before = hidden.masked_fill(begins[:, None], 0.0)
+            hidden = torch.tanh(entry + self.recurrent(before))
             column.append(hidden)
         features = torch.stack(column, dim=1)
+
+        # A loss that trains the parameters of the compression alone.
         seen = features.detach()
         loss = self.compression_scale * (self.compression(seen) - seen.flip(-1)).square().mean()
         losses = {"compression/layer_0": Mean(loss[None], torch.ones(1, dtype=torch.int64))}
+
         state = TinyState(hidden, state.phase)
         return TinyOutput(self.policy(features), self.baseline(features).squeeze(-1), state, losses)
 
@@ -69,6 +81,7 @@ def random_trajectory(rows: int, steps: int, seed: int = 0) -> Trajectory:
     def uniform(*shape: int) -> Tensor:
         return torch.rand(*shape, generator=generator)
 
+    # Episodes of two steps or more. Half of those that end are terminated, the others are truncated.
     reset = uniform(rows, steps + 1) < 0.2
     reset[:, 2:] &= ~reset[:, 1:-1]
     terminated = torch.zeros_like(reset)

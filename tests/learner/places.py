@@ -26,22 +26,29 @@ class Place(NamedTuple):
 def in_threads(monkeypatch: pytest.MonkeyPatch) -> Place:
     """In threads of this process."""
     threads.replace_ray(monkeypatch)
-    return Place(lambda group, *ranks: [group.members[rank].kill() for rank in ranks], threads.lost_object)
+
+    def kill(group: LearnerGroup, *ranks: int) -> None:
+        for rank in ranks:
+            group.members[rank].kill()
+
+    return Place(kill, threads.lost_object)
 
 
 def on_ray() -> Place:
     """In processes on the Ray cluster that this process is connected to."""
     ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])  # actors do not import tests
-    return Place(kill, lost_object)
+    return Place(kill_processes, lost_object)
 
 
-def kill(group: LearnerGroup, *ranks: int) -> None:
+def kill_processes(group: LearnerGroup, *ranks: int) -> None:
     for pid in ray.get([group.members[rank].pid.remote() for rank in ranks]):
         os.kill(pid, signal.SIGKILL)
 
 
 @ray.remote(num_cpus=0)
 class Owner:
+    """Its objects are lost when it dies."""
+
     def put(self) -> list[ray.ObjectRef]:
         return [ray.put(np.zeros(10**6))]
 

@@ -87,9 +87,9 @@ def shard(batch: Trajectory, rank: int) -> Trajectory:
     return index_state(batch, slice(rank * rows, (rank + 1) * rows))
 
 
-def is_unchanged(learner: Learner, before: dict[str, torch.Tensor]) -> bool:
-    """The weights are those of before, bit by bit."""
-    return all(before[name].equal(weight) for name, weight in learner.weights().items())
+def has_weights(learner: Learner, expected: dict[str, torch.Tensor]) -> bool:
+    """Its weights are these, bit by bit."""
+    return all(expected[name].equal(weight) for name, weight in learner.weights().items())
 
 
 @pytest.mark.parametrize(
@@ -122,7 +122,7 @@ def test_two_learners_of_half_a_batch_are_one_of_the_whole(core: str, optimizer:
 
     # The learners are equal bit by bit, and equal to the one that learns alone up to rounding.
     assert first.steps == second.steps == alone.steps
-    assert is_unchanged(second, first.weights())
+    assert has_weights(second, first.weights())
     assert_close(first.weights(), alone.weights())
     changes = [float((weight - start[name]).abs().max()) for name, weight in alone.weights().items()]
     assert max(changes) > 1e-2, "they have learned"
@@ -145,7 +145,7 @@ def test_a_shard_that_is_not_finite_stops_all_learners() -> None:
         before = learner.weights()
         with pytest.raises(FloatingPointError) as error:
             learner.update(shard(bad, rank))
-        assert is_unchanged(learner, before)
+        assert has_weights(learner, before)
         learner.update(shard(good, rank))
         assert learner.version == 1
         return str(error.value)
@@ -172,7 +172,7 @@ def test_a_lost_learner_leaves_the_others_as_they_were(reason: str) -> None:
         with pytest.raises(PeerLost):
             learner.update(shard(batch, rank))
         noticed.set()
-        assert is_unchanged(learner, before)
+        assert has_weights(learner, before)
         assert learner.version == 0
         return True
 

@@ -94,7 +94,8 @@ class Member:
                 self.begun.result()
                 values = [get(each) if isinstance(each, Reference) else each for each in arguments]
                 result = method(self.instance, *values)
-                for reference, value in zip(references, result if len(references) > 1 else [result]):
+                results = result if len(references) > 1 else [result]
+                for reference, value in zip(references, results):
                     reference.fulfil(value)
             except Exception as error:
                 for reference in references:
@@ -132,6 +133,8 @@ def join(backend: str, store: Any, rank: int, world_size: int, timeout: timedelt
 
 
 class World:
+    """In place of `dist.group`, whose WORLD is the default process group."""
+
     @property
     def WORLD(self) -> Any:
         return local.group
