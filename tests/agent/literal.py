@@ -59,6 +59,12 @@ def literal_encoding(distance: int) -> Tensor:
     return torch.tensor([math.sin(a) for a in angles] + [math.cos(a) for a in angles], dtype=torch.float64)
 
 
+def head_slice(head: int) -> slice:
+    """The features of a head."""
+    size = SIZE // HEADS
+    return slice(head * size, (head + 1) * size)
+
+
 def literal_attention(layer: Layer, query: Tensor, slots: list[tuple[Tensor, int]]) -> tuple[Tensor, list[float]]:
     """Dai et al. 2019, section 3.3, of one query over (slot, distance), and each slot's mean weight over heads:
 
@@ -66,35 +72,47 @@ def literal_attention(layer: Layer, query: Tensor, slots: list[tuple[Tensor, int
     """
     attention = layer.attention
     w_k, w_v = attention.key_value.weight.chunk(2)
-    size = SIZE // HEADS
-    joined, mean_weights = [], [0.0] * len(slots)
     keys = [w_k @ slot for slot, _ in slots]
     values = [w_v @ slot for slot, _ in slots]
     positions = [attention.position.weight @ literal_encoding(distance) for _, distance in slots]
+
+    outputs = []
+    mean_weights = [0.0] * len(slots)
     for head in range(HEADS):
-        part = slice(head * size, (head + 1) * size)
+        part = head_slice(head)
         q = (attention.query.weight @ query)[part]
-        u, v = attention.content_bias[head, 0], attention.position_bias[head, 0]
-        scores = []
+        u = attention.content_bias[head, 0]
+        v = attention.position_bias[head, 0]
+        exponentials = []
         for key, position in zip(keys, positions):
-            k, r = key[part], position[part]
-            scores.append((q @ k + q @ r + u @ k + v @ r) / math.sqrt(size))
-        exponentials = [score.exp() for score in scores]
+            k = key[part]
+            r = position[part]
+            score = (q @ k + q @ r + u @ k + v @ r) / math.sqrt(SIZE // HEADS)
+            exponentials.append(score.exp())
+
         total = sum(exponentials)
-        weights = [exponential / total for exponential in exponentials]
-        joined.append(sum(weight * value[part] for weight, value in zip(weights, values)))
-        mean_weights = [mean + float(weight.detach()) / HEADS for mean, weight in zip(mean_weights, weights)]
-    return attention.output.weight @ torch.cat(joined), mean_weights
+        output = 0
+        for slot, exponential in enumerate(exponentials):
+            weight = exponential / total
+            output = output + weight * values[slot][part]
+            mean_weights[slot] += float(weight.detach()) / HEADS
+        outputs.append(output)
+    return attention.output.weight @ torch.cat(outputs), mean_weights
 
 
 def literal_group(layer: Layer, kind: str, group: list[Tensor]) -> Tensor:
+    """One compressed slot from c old ones."""
     if kind == "mean":
         return sum(group) / len(group)  # type: ignore[return-value]
     if kind == "max":
-        return torch.stack([max(column) for column in zip(*group)])
+        return torch.stack(group).amax(dim=0)
     # A convolution with kernel and stride c: one matrix for each place in the group.
     kernel = layer.compression.group
-    return sum(kernel.weight[:, k * SIZE : (k + 1) * SIZE] @ x for k, x in enumerate(group)) + kernel.bias  # type: ignore[return-value]
+    new: Tensor = kernel.bias
+    for place, x in enumerate(group):
+        matrix = kernel.weight[:, place * SIZE : (place + 1) * SIZE]
+        new = new + matrix @ x
+    return new
 
 
 def literal_dilation(layer: Layer, old: list[Tensor]) -> list[Tensor]:
@@ -115,45 +133,62 @@ def literal_compression(layer: Layer, kind: str, evicted: list[Slot], now: int) 
     """Section 3.2: from n_s slots, those that are not of this episode zeroed, to n_s / c."""
     c = layer.sizes.rate
     if kind == "most-used":
-        # Of this episode the most used; of equals, and where there are too few, the newest.
-        ranks = [(slot.usage if slot.episode == now else -1.0, place) for place, slot in enumerate(evicted)]
-        kept = sorted(place for _, place in sorted(ranks, reverse=True)[: len(evicted) // c])
-        return [Slot(evicted[place].vector, evicted[place].episode) for place in kept]
+        return literal_most_used(evicted, len(evicted) // c, now)
     vectors = [slot.vector for slot in evicted]
     if kind == "dilated":
         vectors = literal_dilation(layer, vectors)
     new = []
-    for g in range(0, len(evicted), c):
-        alive = any(slot.episode == now for slot in evicted[g : g + c])
-        new.append(Slot(literal_group(layer, kind, vectors[g : g + c]), now if alive else None))
+    for begin in range(0, len(evicted), c):
+        alive = any(slot.episode == now for slot in evicted[begin : begin + c])
+        episode = now if alive else None
+        new.append(Slot(literal_group(layer, kind, vectors[begin : begin + c]), episode))
     return new
+
+
+def literal_most_used(evicted: list[Slot], count: int, now: int) -> list[Slot]:
+    """Of this episode the most used slots; of equals, and where there are too few, the newest. In their old order."""
+    ranks = []
+    for place, slot in enumerate(evicted):
+        usage = slot.usage if slot.episode == now else -1.0
+        ranks.append((usage, place))
+    ranks.sort(reverse=True)
+    kept = sorted(place for _, place in ranks[:count])
+    return [Slot(evicted[place].vector, evicted[place].episode) for place in kept]
 
 
 def literal_decoding(layer: Layer, new: list[Tensor]) -> list[Tensor]:
     """The mirror of the convolution: one matrix for each place in the group."""
-    decoder, c = layer.decoder, layer.sizes.rate
-    parts = [slice(k * SIZE, (k + 1) * SIZE) for k in range(c)]
-    return [decoder.weight[part] @ x + decoder.bias[part] for x in new for part in parts]
+    decoder = layer.decoder
+    decoded = []
+    for x in new:
+        for place in range(layer.sizes.rate):
+            part = slice(place * SIZE, (place + 1) * SIZE)
+            decoded.append(decoder.weight[part] @ x + decoder.bias[part])
+    return decoded
 
 
 def literal_loss(layer: Layer, pre_norm: bool, h: list[Tensor], old: list[Tensor], new: list[Tensor]) -> Tensor:
     """Algorithm 2 of one layer: content-based attention over old memories and over compressed ones, compared."""
-    w_q, (w_k, w_v) = layer.attention.query.weight, layer.attention.key_value.weight.chunk(2)
-    size = SIZE // HEADS
-    if pre_norm:
-        h, old, new = ([literal_norm(layer.attention_norm, x) for x in xs] for xs in (h, old, new))
+    w_q = layer.attention.query.weight
+    w_k, w_v = layer.attention.key_value.weight.chunk(2)
+
+    def normed(xs: list[Tensor]) -> list[Tensor]:
+        return [literal_norm(layer.attention_norm, x) for x in xs] if pre_norm else xs
 
     def attend(query: Tensor, slots: list[Tensor]) -> Tensor:
-        joined = []
+        outputs = []
         for head in range(HEADS):
-            part = slice(head * size, (head + 1) * size)
-            scores = [(w_q @ query)[part] @ (w_k @ slot)[part] / math.sqrt(size) for slot in slots]
+            part = head_slice(head)
+            scores = [(w_q @ query)[part] @ (w_k @ slot)[part] / math.sqrt(SIZE // HEADS) for slot in slots]
             weights = torch.stack(scores).softmax(dim=0)
-            joined.append(sum(weight * (w_v @ slot)[part] for weight, slot in zip(weights, slots)))
-        return torch.cat(joined)
+            outputs.append(sum(weight * (w_v @ slot)[part] for weight, slot in zip(weights, slots)))
+        return torch.cat(outputs)
 
-    errors = [(attend(query, old) - attend(query, new)) ** 2 for query in h]
-    return sum(error.sum() for error in errors) / (len(h) * SIZE)  # type: ignore[return-value]
+    total = torch.zeros((), dtype=torch.float64)
+    for query in normed(h):
+        difference = attend(query, normed(old)) - attend(query, normed(new))
+        total = total + (difference**2).sum()
+    return total / (len(h) * SIZE)
 
 
 class Literal:
@@ -164,48 +199,61 @@ class Literal:
     """
 
     def __init__(self, core: CompressiveTransformer) -> None:
-        self.core, self.config = core, core.config
+        self.core = core
+        self.config = core.config
+        self.pre_norm = core.config.norm == "pre"
         self.memory: list[list[Slot]] = [[] for _ in core.layers]
         self.compressed: list[list[Slot]] = [[] for _ in core.layers]
         self.losses: list[list[list[Tensor]]] = [[] for _ in core.layers]
 
     def run(self, inputs: Tensor, reset: Tensor) -> Tensor:
+        """Features [T, D] of inputs [T, D]."""
         episodes = list(itertools.accumulate(int(begins) for begins in reset))
-        n_s, features = self.config.segment_size, []
+        slots = [Slot(x, episode) for x, episode in zip(inputs, episodes)]
+        n_s = self.config.segment_size
+        features = []
         for begin in range(0, len(inputs), n_s):
-            h = [Slot(x, episode) for x, episode in zip(inputs[begin : begin + n_s], episodes[begin : begin + n_s])]
+            h = slots[begin : begin + n_s]
             for index, layer in enumerate(self.core.layers):
                 outputs = [self.step(index, layer, h, t) for t in range(len(h))]
                 if len(h) == n_s:
                     self.remember(index, layer, h)
                 h = [Slot(output, slot.episode) for slot, output in zip(h, outputs)]
             features += [slot.vector for slot in h]
-        if self.config.norm == "pre":
+        if self.pre_norm:
             features = [literal_norm(self.core.final_norm, x) for x in features]
         return torch.stack(features)
 
+    def visible(self, index: int, layer: Layer, h: list[Slot], t: int) -> list[tuple[Slot, int]]:
+        """The slots that step t of a segment may attend to, those of its episode, with their distances in steps."""
+        memory = self.memory[index]
+        compressed = self.compressed[index]
+        width = layer.sizes.rate if self.config.compressed_position == "time" else 1
+        placed = []
+        for place, slot in enumerate(compressed):
+            placed.append((slot, t + len(memory) + width * (len(compressed) - place)))
+        for place, slot in enumerate(memory):
+            placed.append((slot, t + len(memory) - place))
+        for place, slot in enumerate(h[: t + 1]):
+            placed.append((slot, t - place))
+        return [(slot, distance) for slot, distance in placed if slot.episode == h[t].episode]
+
     def step(self, index: int, layer: Layer, h: list[Slot], t: int) -> Tensor:
         """Lines 5, 6, 7 and 12 for one step."""
-        config, memory, compressed = self.config, self.memory[index], self.compressed[index]
-        pre_norm, x = config.norm == "pre", h[t].vector
-        width = layer.sizes.rate if config.compressed_position == "time" else 1
-        slots = [(slot, t + len(memory) + width * (len(compressed) - j)) for j, slot in enumerate(compressed)]
-        slots += [(slot, t + len(memory) - j) for j, slot in enumerate(memory)]
-        slots += [(slot, t - j) for j, slot in enumerate(h[: t + 1])]
-        own = [(slot, distance) for slot, distance in slots if slot.episode == h[t].episode]
 
         def sub_layer(x: Tensor, norm: Any, gate: Any, branch: Any) -> Tensor:
-            y = branch(literal_norm(norm, x) if pre_norm else x)
-            joined = literal_gate(gate, x, y.clamp(min=0)) if config.gate == "gru" else x + y
-            return joined if pre_norm else literal_norm(norm, joined)
+            y = branch(literal_norm(norm, x) if self.pre_norm else x)
+            joined = literal_gate(gate, x, y.clamp(min=0)) if self.config.gate == "gru" else x + y
+            return joined if self.pre_norm else literal_norm(norm, joined)
 
         def attend(query: Tensor) -> Tensor:
-            keys = [
-                (literal_norm(layer.attention_norm, slot.vector) if pre_norm else slot.vector, distance)
-                for slot, distance in own
-            ]
-            attended, weights = literal_attention(layer, query, keys)
-            for (slot, _), weight in zip(own, weights):
+            slots = self.visible(index, layer, h, t)
+            vectors = []
+            for slot, distance in slots:
+                vector = literal_norm(layer.attention_norm, slot.vector) if self.pre_norm else slot.vector
+                vectors.append((vector, distance))
+            attended, weights = literal_attention(layer, query, vectors)
+            for (slot, _), weight in zip(slots, weights):
                 slot.received += weight
                 slot.queries += 1
             return attended
@@ -214,69 +262,85 @@ class Literal:
             up, _, down = layer.mlp
             return down.weight @ (up.weight @ a + up.bias).clamp(min=0) + down.bias
 
-        a = sub_layer(x, layer.attention_norm, layer.attention_gate, attend)
+        a = sub_layer(h[t].vector, layer.attention_norm, layer.attention_gate, attend)
         return sub_layer(a, layer.mlp_norm, layer.mlp_gate, mlp)
 
     def remember(self, index: int, layer: Layer, h: list[Slot]) -> None:
         """Lines 8 to 11, and Algorithm 2: `now` is the episode that the next segment begins in."""
-        config, sizes, now = self.config, layer.sizes, h[-1].episode
+        sizes = layer.sizes
+        now = h[-1].episode
         both = self.memory[index] + h
         count = max(0, len(both) - sizes.memory)
-        evicted, self.memory[index] = both[:count], both[count:]
+        evicted = both[:count]
+        self.memory[index] = both[count:]
         if not sizes.compressed:
             return
         if not evicted:
             self.losses[index].append([])
             return
+
         # Line 1: before anything was seen there were zeros.
         zero = torch.zeros(SIZE, dtype=torch.float64)
         evicted = [Slot(zero, None)] * (sizes.segment - count) + evicted
         evicted = [slot if slot.episode == now else Slot(zero, None) for slot in evicted]
+        new_slots = literal_compression(layer, self.config.compression, evicted, now)
+        self.compressed[index] = (self.compressed[index] + new_slots)[-sizes.compressed :]
+
+        # The terms of the loss.
         alive = [slot.episode == now for slot in evicted]
-        slots = literal_compression(layer, config.compression, evicted, now)
-        self.compressed[index] = (self.compressed[index] + slots)[-sizes.compressed :]
-        old, new = [slot.vector for slot in evicted], [slot.vector for slot in slots]
-        if config.compression_loss == "attention":
-            loss = literal_loss(layer, config.norm == "pre", [slot.vector for slot in h], old, new)
+        old = [slot.vector for slot in evicted]
+        new = [slot.vector for slot in new_slots]
+        if self.config.compression_loss == "attention":
+            loss = literal_loss(layer, self.pre_norm, [slot.vector for slot in h], old, new)
             self.losses[index].append([loss] if any(alive) else [])
-        if config.compression_loss == "autoencoding":
+        if self.config.compression_loss == "autoencoding":
             decoded = literal_decoding(layer, new)
             errors = [((x - y) ** 2).sum() / SIZE for x, y in zip(decoded, old)]
             self.losses[index].append([error for error, present in zip(errors, alive) if present])
 
 
 def literal_call(core: CompressiveTransformer, inputs: Tensor, reset: Tensor) -> tuple[Tensor, dict, list[Literal]]:
+    """Features [B, T, D], losses by name, and what each row remembers."""
     rows = [Literal(core) for _ in inputs]
     with torch.no_grad():
         features = torch.stack([row.run(x, begins) for row, x, begins in zip(rows, inputs, reset)])
-        losses = {}
-        for index in range(core.config.num_layers):
-            segments = []
-            for of_rows in zip(*(row.losses[index] for row in rows)):
-                terms = [term for of_row in of_rows for term in of_row]
-                segments.append(sum(terms) / len(terms) if terms else 0.0)
-            if segments and core.config.compression_loss in ("attention", "autoencoding"):
-                losses[f"compression/layer_{index}"] = sum(segments) / len(segments)
+
+    # The mean over segments of the mean over the terms of all rows.
+    losses = {}
+    for index in range(core.config.num_layers):
+        segments = []
+        for segment in range(len(rows[0].losses[index])):
+            terms = []
+            for row in rows:
+                terms += row.losses[index][segment]
+            segments.append(sum(terms) / len(terms) if terms else 0.0)
+        if segments and core.config.compression_loss in ("attention", "autoencoding"):
+            losses[f"compression/layer_{index}"] = sum(segments) / len(segments)
     return features, losses, rows
 
 
 def check_against_literal(core: CompressiveTransformer, inputs: Tensor, reset: Tensor) -> None:
+    """Features, losses and the memories after the last step."""
     features, losses, rows = literal_call(core, inputs, reset)
     output = core(inputs, reset, core.initial_state(len(inputs)))
     assert_same(output.features.detach(), features)
     assert output.losses.keys() == losses.keys()
     for name, loss in losses.items():
         assert output.losses[name].value.item() == pytest.approx(float(loss), abs=1e-12)
+
     state = output.state
-    final = reset.long().sum(dim=1)
-    for row, literal in enumerate(rows):
-        for index in range(core.config.num_layers):
-            compressed_valid, memory_valid, _ = validity(core, state, index)
-            for stored, valid, slots in (
-                (state.memory[index], memory_valid, literal.memory[index]),
-                (state.compressed[index], compressed_valid, literal.compressed[index]),
-            ):
-                alive = [slot.episode == int(final[row]) for slot in slots]
-                assert valid[row].tolist() == [False] * (valid.shape[1] - len(alive)) + alive
-                for slot, actual in zip(reversed(slots), reversed(stored[row])):
-                    assert_same(actual, slot.vector)
+    episodes = reset.long().sum(dim=1).tolist()
+    for index in range(core.config.num_layers):
+        compressed_valid, memory_valid, _ = validity(core, state, index)
+        for row, literal in enumerate(rows):
+            episode = episodes[row]
+            check_slots(state.memory[index][row], memory_valid[row], literal.memory[index], episode)
+            check_slots(state.compressed[index][row], compressed_valid[row], literal.compressed[index], episode)
+
+
+def check_slots(stored: Tensor, valid: Tensor, slots: list[Slot], episode: int) -> None:
+    """The newest slots [S, D] of a memory are those of the literal. The literal has none where nothing was seen."""
+    alive = [slot.episode == episode for slot in slots]
+    assert valid.tolist() == [False] * (len(valid) - len(alive)) + alive
+    for slot, actual in zip(reversed(slots), reversed(stored)):
+        assert_same(actual, slot.vector)
