@@ -50,23 +50,35 @@ class Sequence:
 
 @st.composite
 def sequences(draw: st.DrawFn, min_rows: int = 1, min_steps: int = 1, max_steps: int = 24) -> Sequence:
-    rows, steps = draw(st.integers(min_rows, 3)), draw(st.integers(min_steps, max_steps))
+    rows = draw(st.integers(min_rows, 3))
+    steps = draw(st.integers(min_steps, max_steps))
     places = st.tuples(st.integers(0, rows - 1), st.integers(0, steps - 1))
-    return Sequence(rows, steps, draw(st.sets(places, max_size=4)), draw(st.integers(0, 99)))
+    return Sequence(rows, steps, places=draw(st.sets(places, max_size=4)), seed=draw(st.integers(0, 99)))
 
 
 def assert_same_state(actual: Any, expected: Any, tolerance: float = 1e-12) -> None:
-    map_state(lambda a, b: assert_same(a, b, tolerance) or a, actual, expected)
+    def check(one: Tensor, other: Tensor) -> Tensor:
+        assert_same(one, other, tolerance)
+        return one
+
+    map_state(check, actual, expected)
+
+
+def dtypes_of(state: Any) -> list[torch.dtype]:
+    return [leaf.dtype for leaf in leaves(state)]
 
 
 def run(core: Core, inputs: Tensor, reset: Tensor, state: Any = None, stops: Any = ()) -> tuple:
     """Features and final state of the calls that end at `stops` and at the end."""
-    state = core.initial_state(len(inputs)) if state is None else state
-    features, start = [], 0
+    if state is None:
+        state = core.initial_state(len(inputs))
+    features = []
+    start = 0
     for stop in (*stops, inputs.shape[1]):
         output = core(inputs[:, start:stop], reset[:, start:stop], state)
         features.append(output.features)
-        state, start = output.state, stop
+        state = output.state
+        start = stop
     return torch.cat(features, dim=1), state
 
 
@@ -79,7 +91,7 @@ def warm_state(core: Core, rows: int, steps: int, seed: int = 7) -> Any:
     if key not in warm_states:
         before = Sequence(rows, steps, {(0, steps // 2)}, seed)
         with torch.no_grad():
-            warm_states[key] = run(core, before.inputs, before.reset)[1]
+            _, warm_states[key] = run(core, before.inputs, before.reset)
     return warm_states[key]
 
 
@@ -98,12 +110,13 @@ def test_every_core_is_tested() -> None:
 @given(sequence=sequences(), stops=st.sets(st.integers(1, 23), max_size=5))
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-12), (torch.float32, 1e-5)])
 def test_any_cutting_gives_the_same(
-    build: Callable[..., Any], config: Any, sequence: Any, stops: list[int], dtype: torch.dtype, tolerance: float
+    build: Callable[..., Any], config: Any, sequence: Any, stops: set[int], dtype: torch.dtype, tolerance: float
 ) -> None:
-    core, inputs = build(config, dtype), sequence.inputs.to(dtype)
+    core = build(config, dtype)
+    inputs = sequence.inputs.to(dtype)
     features, state = run(core, inputs, sequence.reset)
-    stops = sorted(stop for stop in stops if stop < sequence.steps)
-    cut_features, cut_state = run(core, inputs, sequence.reset, stops=stops)
+    within = sorted(stop for stop in stops if stop < sequence.steps)
+    cut_features, cut_state = run(core, inputs, sequence.reset, stops=within)
     assert_same(cut_features, features, tolerance)
     assert_same_state(cut_state, state, tolerance)
 
@@ -113,7 +126,8 @@ def test_any_cutting_gives_the_same(
 def test_stepping_with_a_cache_equals_one_call(
     build: Callable[..., Any], config: Any, sequence: Any, offset: int
 ) -> None:
-    core, (rows, steps) = build(config), sequence.reset.shape
+    core = build(config)
+    rows, steps = sequence.reset.shape
     begin = warm_state(core, rows, 20 + offset)
     features, state = run(core, sequence.inputs, sequence.reset, begin)
     with torch.no_grad():
@@ -121,31 +135,47 @@ def test_stepping_with_a_cache_equals_one_call(
         assert_same(stepped, features)
         assert_same_state(core.without_cache(cached), state)
         assert_same_state(cached, core.with_cache(state))
-        assert_same(run(core, sequence.inputs, sequence.reset, core.with_cache(begin))[0], features)
+        in_one_call, _ = run(core, sequence.inputs, sequence.reset, core.with_cache(begin))
+        assert_same(in_one_call, features)
 
 
 @every_core
 @given(sequence=sequences(min_rows=2), data=st.data())
 def test_no_row_depends_on_another(build: Callable[..., Any], config: Any, sequence: Any, data: st.DataObject) -> None:
-    core, rows = build(config), len(sequence.inputs)
-    keep, begin = data.draw(st.integers(0, rows - 1)), warm_state(core, rows, 22)
+    core = build(config)
+    rows = len(sequence.inputs)
+    keep = data.draw(st.integers(0, rows - 1))
+    begin = warm_state(core, rows, 22)
     features, state = run(core, sequence.inputs, sequence.reset, begin)
-    alone = run(core, sequence.inputs[[keep]], sequence.reset[[keep]], index_state(begin, [keep]))
-    assert_same(alone[0], features[[keep]])
-    assert_same_state(alone[1], index_state(state, [keep]))
+
+    # The row alone.
+    alone, state_alone = run(core, sequence.inputs[[keep]], sequence.reset[[keep]], index_state(begin, [keep]))
+    assert_same(alone, features[[keep]])
+    assert_same_state(state_alone, index_state(state, [keep]))
 
     # Other rows with other inputs, other resets and another past.
     others = torch.arange(rows) != keep
-    inputs, reset = sequence.inputs.clone(), sequence.reset.clone()
+    inputs = sequence.inputs.clone()
     inputs[others] = 100 * inputs[others].flip(1)
+    reset = sequence.reset.clone()
     reset[others] = ~reset[others]
-    other_begin = warm_state(core, rows, 22, seed=8)
-    mixed = map_state(lambda a, b: torch.where(others.view(-1, *[1] * (a.ndim - 1)), b, a), begin, other_begin)
-    changed = run(core, inputs, reset, mixed)
-    assert_same(changed[0][keep], features[keep])
-    assert_same_state(index_state(changed[1], [keep]), index_state(state, [keep]))
-    parts = [index_state(begin, slice(0, 1)), index_state(begin, torch.arange(1, rows))]
-    assert_same_state(concatenate_states(parts), begin, 0)
+
+    def replace_others(leaf: Tensor, other: Tensor) -> Tensor:
+        ones = [1] * (leaf.ndim - 1)
+        return torch.where(others.view(-1, *ones), other, leaf)
+
+    mixed = map_state(replace_others, begin, warm_state(core, rows, 22, seed=8))
+    changed, changed_state = run(core, inputs, reset, mixed)
+    assert_same(changed[keep], features[keep])
+    assert_same_state(index_state(changed_state, [keep]), index_state(state, [keep]))
+
+
+@every_core
+@pytest.mark.parametrize("rows", [2, 3])
+def test_rows_of_a_state_can_be_split_and_joined(build: Callable[..., Any], config: Any, rows: int) -> None:
+    state = warm_state(build(config), rows, 22)
+    parts = [index_state(state, slice(0, 1)), index_state(state, torch.arange(1, rows))]
+    assert_same_state(concatenate_states(parts), state, 0)
 
 
 @every_core
@@ -154,11 +184,13 @@ def test_nothing_before_a_reset_reaches_anything_after(
     build: Callable[..., Any], config: Any, sequence: Any, later: Any
 ) -> None:
     core = build(config)
-    rows, begin = len(sequence.inputs), sequence.inputs.shape[1]
+    rows, begin = sequence.reset.shape
     inputs = torch.cat([sequence.inputs, later.inputs[:rows]], dim=1)
     reset = torch.cat([sequence.reset, later.reset[:rows]], dim=1)
     reset[0, begin] = True
     features, _ = run(core, inputs, reset, warm_state(core, rows, 20))
+
+    # Before the reset of the first row, other inputs, other resets and another past.
     inputs[0, :begin] *= -100
     reset[0, :begin] = ~reset[0, :begin]
     changed, _ = run(core, inputs, reset, warm_state(core, rows, 20, seed=8))
@@ -167,11 +199,14 @@ def test_nothing_before_a_reset_reaches_anything_after(
 
 @every_core
 def test_a_reset_equals_a_fresh_start(build: Callable[..., Any], config: Any) -> None:
-    core, sequence = build(config), Sequence(2, 40, {(1, 9)})
+    core = build(config)
+    sequence = Sequence(2, 40, {(1, 9)})
     fresh, _ = run(core, sequence.inputs, sequence.reset)
     sequence.reset[:, 0] = True
-    assert_same(run(core, sequence.inputs, sequence.reset)[0], fresh)
-    assert_same(run(core, sequence.inputs, sequence.reset, warm_state(core, 2, CYCLE))[0], fresh)
+    reset, _ = run(core, sequence.inputs, sequence.reset)
+    assert_same(reset, fresh)
+    reset_later, _ = run(core, sequence.inputs, sequence.reset, warm_state(core, 2, CYCLE))
+    assert_same(reset_later, fresh)
 
 
 @every_core
@@ -179,22 +214,28 @@ def test_a_reset_equals_a_fresh_start(build: Callable[..., Any], config: Any) ->
 def test_no_gradient_crosses_resets_or_rows_or_runs_backwards(
     build: Callable[..., Any], config: Any, begin: int
 ) -> None:
-    core, sequence = build(config), Sequence(2, 26, {(0, begin)})
+    """In the first row an episode ends before step `begin`."""
+    core = build(config)
+    sequence = Sequence(2, 26, {(0, begin)})
     state = map_state(lambda leaf: leaf.clone().requires_grad_(leaf.is_floating_point()), warm_state(core, 2, 13))
     inputs = sequence.inputs.requires_grad_()
     features, _ = run(core, inputs, sequence.reset, state)
 
     def reached(part: Tensor) -> tuple[Tensor, bool]:
+        """The size of the gradients of a part of the features on each input [B, T], and whether the state has any."""
         sources = [inputs, *(leaf for leaf in leaves(state) if leaf.requires_grad)]
         options = {"retain_graph": True, "allow_unused": True, "materialize_grads": True}
-        grads = torch.autograd.grad(part.square().sum(), sources, **options)
-        return grads[0].abs().sum(dim=2), any(grad[0].any() for grad in grads[1:])
+        of_inputs, *of_state = torch.autograd.grad(part.square().sum(), sources, **options)
+        return of_inputs.abs().sum(dim=2), any(grad[0].any() for grad in of_state)
 
+    # From the episode that starts there: to its own steps.
     on_inputs, on_state = reached(features[0, begin:])
     assert not on_inputs[0, :begin].any()
     assert not on_inputs[1].any()
     assert not on_state
     assert on_inputs[0, begin:].all()
+
+    # From the episode before it: to its own past.
     on_inputs, on_state = reached(features[0, :begin])
     assert not on_inputs[0, begin:].any()
     assert on_state or config in FORGETFUL
@@ -208,23 +249,31 @@ def test_what_is_not_finite_is_gone_with_its_step(
 ) -> None:
     """For other steps, the state, losses and gradients it counts as 0."""
     core = build(config).train()
-    sequence, broken = Sequence(2, 40, {(0, 13), (1, 0)}), torch.zeros(2, 40, SIZE, dtype=torch.bool)
+    sequence = Sequence(2, 40, {(0, 13), (1, 0)})
+    broken = torch.zeros(2, 40, SIZE, dtype=torch.bool)
     if where == "inputs":
-        broken[0, [0, 3, 11]] = broken[0, 12, 1] = broken[1, 38] = True
-    good = ~broken.any(dim=2)
+        broken[0, [0, 3, 11]] = True
+        broken[0, 12, 1] = True
+        broken[1, 38] = True
+    good_steps = ~broken.any(dim=2)
 
     def outcome(value: float) -> list[Any]:
-        inputs, state = sequence.inputs.masked_fill(broken, value), warm_state(core, 2, 21)
+        """All that a call returns or learns if the broken inputs, or all of the state, have a value."""
+        inputs = sequence.inputs.masked_fill(broken, value)
+        state = warm_state(core, 2, 21)
         if where == "state":
             state = map_state(lambda leaf: torch.full_like(leaf, value) if leaf.is_floating_point() else leaf, state)
+
         core.zero_grad()
         output = core(inputs, sequence.reset, state)
         assert torch.equal(output.features.isfinite().all(dim=2), inputs.isfinite().all(dim=2))
         (output.features[0, 13:].square().mean() + sum_losses(output)).backward()
         grads = tuple(parameter.grad for parameter in core.parameters() if parameter.grad is not None)
+
         with torch.no_grad():
             stepped, after = run(core, inputs, sequence.reset, core.with_cache(state), range(1, 40))
-        return [output.features[good], output.state, tuple(output.losses.values()), grads, stepped[good], after]
+        losses = tuple(output.losses.values())
+        return [output.features[good_steps], output.state, losses, grads, stepped[good_steps], after]
 
     for actual, expected in zip(outcome(value), outcome(0.0)):
         assert_same_state(actual, expected, 0)
@@ -236,13 +285,15 @@ def test_nothing_later_reaches_anything_earlier(
     build: Callable[..., Any], config: Any, sequence: Any, data: st.DataObject
 ) -> None:
     core = build(config)
-    now = data.draw(st.integers(1, sequence.inputs.shape[1] - 1))
-    begin = warm_state(core, len(sequence.inputs), 21)
+    now = data.draw(st.integers(1, sequence.steps - 1))
+    begin = warm_state(core, sequence.rows, 21)
     features, _ = run(core, sequence.inputs, sequence.reset, begin)
-    inputs, reset = sequence.inputs.clone(), sequence.reset.clone()
+    inputs = sequence.inputs.clone()
     inputs[:, now:] *= -100
+    reset = sequence.reset.clone()
     reset[:, now:] = ~reset[:, now:]
-    assert_same(run(core, inputs, reset, begin)[0][:, :now], features[:, :now])
+    changed, _ = run(core, inputs, reset, begin)
+    assert_same(changed[:, :now], features[:, :now])
 
 
 @every_core
@@ -256,8 +307,12 @@ def test_every_parameter_still_learns_after_many_segments(build: Callable[..., A
         state = output.state
         target = Sequence(2, 12, seed=seed + 50).inputs
         ((output.features - target).square().mean() + sum_losses(output)).backward()
-        assert all(loss.total.shape == loss.count.shape == (len(loss.total),) for loss in output.losses.values())
-    untrained = set(core.compression_parameters()) if getattr(config, "compression_loss", "") == "none" else set()
+        for loss in output.losses.values():
+            assert loss.total.shape == loss.count.shape == (len(loss.total),)
+
+    untrained = set()
+    if getattr(config, "compression_loss", "") == "none":
+        untrained = set(core.compression_parameters())
     for name, parameter in core.named_parameters():
         assert parameter.requires_grad, name
         if parameter in untrained:
@@ -265,6 +320,7 @@ def test_every_parameter_still_learns_after_many_segments(build: Callable[..., A
         else:
             assert parameter.grad is not None, name
             assert parameter.grad.abs().sum() > 0, name
+
     with torch.no_grad():
         assert core(sequence.inputs, sequence.reset, core.initial_state(2)).losses == {}
 
@@ -275,71 +331,84 @@ def test_shapes_alone_decide_the_operations(build: Callable[..., Any], config: A
     with torch.device("meta"):  # as `build_network` does for large networks
         make_core(config)
     core = build(config).to("meta").train()
+
+    def empty(steps: int) -> tuple[Tensor, Tensor]:
+        inputs = torch.empty(2, steps, SIZE, dtype=torch.float64, device="meta")
+        return inputs, torch.empty(2, steps, dtype=torch.bool, device="meta")
+
     state = core.initial_state(2)
     shapes = [leaf.shape for leaf in leaves(state)]
     for steps in (1, 7):
-        inputs = torch.empty(2, steps, SIZE, dtype=torch.float64, device="meta")
-        output = core(inputs, torch.empty(2, steps, dtype=torch.bool, device="meta"), detach_state(state))
+        output = core(*empty(steps), detach_state(state))
         (output.features.sum() + sum_losses(output)).backward()
         state = output.state
         assert [leaf.shape for leaf in leaves(state)] == shapes
     with torch.no_grad():
-        core(inputs[:, :1], torch.empty(2, 1, dtype=torch.bool, device="meta"), core.with_cache(state))
+        core(*empty(1), core.with_cache(state))
 
 
 @every_core
 def test_mixed_precision_is_near_full_precision(build: Callable[..., Any], config: Any) -> None:
-    core, sequence = build(config, torch.float32).train(), Sequence(2, 24, {(0, 9), (1, 20)})
-    inputs, state = sequence.inputs.float(), core.initial_state(2)
+    """The second of two calls, so that memories are not empty."""
+    core = build(config, torch.float32).train()
+    sequence = Sequence(2, 24, {(0, 9), (1, 20)})
+    inputs = sequence.inputs.float()
+    state = core.initial_state(2)
+    half = 13
 
     def learn(mixed: bool) -> tuple[Tensor, Any, Tensor]:
+        """Features, state, and the losses and gradients as one vector."""
         core.zero_grad()
         with torch.autocast("cpu", dtype=torch.bfloat16, enabled=mixed):
-            first = core(inputs[:, :13], sequence.reset[:, :13], state)
-            second = core(inputs[:, 13:], sequence.reset[:, 13:], first.state)
+            first = core(inputs[:, :half], sequence.reset[:, :half], state)
+            second = core(inputs[:, half:], sequence.reset[:, half:], first.state)
+        features = second.features.float()
         losses = torch.stack([*(loss.value for loss in second.losses.values()), torch.zeros(())])
         assert losses.dtype == torch.float32
-        (second.features.float().square().mean() + losses.sum()).backward()
+        (features.square().mean() + losses.sum()).backward()
         grads = [parameter.grad.flatten() for parameter in core.parameters() if parameter.grad is not None]
-        return second.features.float(), second.state, torch.cat([losses.detach(), *grads])
+        return features, second.state, torch.cat([losses.detach(), *grads])
 
     features, after, learning = learn(mixed=True)
-    assert [leaf.dtype for leaf in leaves(after)] == [leaf.dtype for leaf in leaves(state)]
+    assert dtypes_of(after) == dtypes_of(state)
     expected_features, _, expected_learning = learn(mixed=False)
     # bfloat16 has 8 bits.
     assert (features - expected_features).norm() < 0.05 * expected_features.norm()
     assert (learning - expected_learning).norm() < 0.2 * expected_learning.norm()
+
+    # Step by step with a cache.
     with torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16):
         stepped, cached = run(core, inputs, sequence.reset, core.with_cache(state), range(1, 24))
-    assert (stepped[:, 13:].float() - expected_features).norm() < 0.05 * expected_features.norm()
-    assert [leaf.dtype for leaf in leaves(core.without_cache(cached))] == [leaf.dtype for leaf in leaves(state)]
+    assert (stepped[:, half:].float() - expected_features).norm() < 0.05 * expected_features.norm()
+    assert dtypes_of(core.without_cache(cached)) == dtypes_of(state)
 
 
 @every_core
 def test_states_are_batch_first_and_of_fixed_shape(build: Callable[..., Any], config: Any) -> None:
     core = build(config)
 
-    def description(state: Any) -> list[tuple]:
+    def shapes_and_dtypes(state: Any) -> list[tuple]:
         return [(leaf.shape, leaf.dtype) for leaf in leaves(state)]
 
     begin = core.initial_state(3)
     for cache in (core.without_cache, core.with_cache):
-        expected = description(cache(begin))
+        expected = shapes_and_dtypes(cache(begin))
         assert all(shape[0] == 3 for shape, _ in expected)
         for steps in (1, 3, 4, 17, 40):
             sequence = Sequence(3, steps, {(1, steps // 2)})
             with torch.no_grad():
                 features, state = run(core, sequence.inputs, sequence.reset, cache(begin))
             assert features.shape == sequence.inputs.shape
-            assert description(state) == expected
+            assert shapes_and_dtypes(state) == expected
     assert 3 * state_bytes(core.initial_state(1)) == state_bytes(begin)
 
 
 @every_core
 def test_a_call_does_not_change_its_arguments(build: Callable[..., Any], config: Any) -> None:
-    core, sequence = build(config), Sequence(2, 20, {(0, 4)})
+    core = build(config)
+    sequence = Sequence(2, 20, {(0, 4)})
     with torch.no_grad():
-        arguments = sequence.inputs, sequence.reset, core.with_cache(warm_state(core, 2, 5))
+        arguments = (sequence.inputs, sequence.reset, core.with_cache(warm_state(core, 2, 5)))
         before = map_state(torch.clone, arguments)
         run(core, *arguments)
     assert_same_state(arguments, before, 0)
@@ -348,21 +417,41 @@ def test_a_call_does_not_change_its_arguments(build: Callable[..., Any], config:
 @every_core
 def test_bad_arguments_are_named(build: Callable[..., Any], config: Any) -> None:
     core = build(config)
-    good = {"inputs": normal(2, 3, SIZE), "reset": resets(2, 3), "state": core.initial_state(2)}
-    inputs, reset, state = good.values()
-    other = build(CASES["gru/one-layer" if isinstance(config, LSTMConfig) else "lstm/one-layer"]).initial_state(2)
-    wrong = [("inputs", value) for value in (inputs[0], inputs[..., :7], inputs[:, :0], inputs.long())]
-    wrong += [("reset", value) for value in (reset.T, reset.double(), reset.to("meta"))]
-    wrong += [("state", None if type(other) is type(state) else other)]
+    inputs = normal(2, 3, SIZE)
+    reset = resets(2, 3)
+    state = core.initial_state(2)
+    wrong: dict[str, list[Any]] = {
+        "inputs": [inputs[0], inputs[..., :7], inputs[:, :0], inputs.long()],
+        "reset": [reset.T, reset.double(), reset.to("meta")],
+        "state": [],
+    }
+
+    # A state of another core, or nothing if that is of the same type.
+    other = "gru/one-layer" if isinstance(config, LSTMConfig) else "lstm/one-layer"
+    other_state = build(CASES[other]).initial_state(2)
+    wrong["state"].append(None if type(other_state) is type(state) else other_state)
+    # More rows, another device, another precision.
     if list(leaves(state)):
         floats = map_state(lambda leaf: leaf.float() if leaf.is_floating_point() else leaf, state)
-        wrong += [("state", value) for value in (core.initial_state(3), state_to(state, "meta"), floats)]
+        wrong["state"] += [core.initial_state(3), state_to(state, "meta"), floats]
+    # A larger memory.
     if config in WITH_SEGMENTS.values():
         wider = dataclasses.replace(config, memory_size=tuple(sizes.memory + 2 for sizes in config.layer_sizes))
-        wrong += [("state", build(wider).initial_state(2))]
-    for name, value in wrong:
-        with pytest.raises(ValueError, match=f"^{name}: expected .*, got "):
-            core(**{**good, name: value})
+        wrong["state"].append(build(wider).initial_state(2))
+
+    good = {"inputs": inputs, "reset": reset, "state": state}
+    for name, values in wrong.items():
+        for value in values:
+            with pytest.raises(ValueError, match=f"^{name}: expected .*, got "):
+                core(**{**good, name: value})
+
+
+@every_core
+def test_states_at_different_offsets_are_not_joined(build: Callable[..., Any], config: Any) -> None:
+    core = build(config)
+    states = [warm_state(core, 1, 20), warm_state(core, 1, 21)]
     if getattr(config, "segment_size", 1) > 1:
         with pytest.raises(ValueError, match=r"states: expected one offset into the segment, .*, got \[\d+, \d+\]"):
-            concatenate_states([warm_state(core, 1, 20), warm_state(core, 1, 21)])
+            concatenate_states(states)
+    else:
+        concatenate_states(states)

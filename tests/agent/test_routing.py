@@ -206,7 +206,7 @@ def test_a_step_in_a_rare_cluster_is_held_and_seen_long_after(build: Callable[..
     def depends_on_cue(last: Tensor) -> bool:
         stream = torch.cat([cue, others, last], dim=1).requires_grad_()
         features = core(stream, resets(1, steps + 2), core.initial_state(1)).features
-        total = features[0, -1].sum() + features[0, -1, 0]  # the sum alone is constant after a norm
+        total = features[0, -1].sum() + features[0, -1, 0]  # a norm may make the sum alone constant
         (gradient,) = torch.autograd.grad(total, stream)
         return bool(gradient[0, 0].any())
 
