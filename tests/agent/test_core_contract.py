@@ -221,24 +221,26 @@ def test_no_gradient_crosses_resets_or_rows_or_runs_backwards(
     inputs = sequence.inputs.requires_grad_()
     features, _ = run(core, inputs, sequence.reset, state)
 
-    def reached(part: Tensor) -> tuple[Tensor, bool]:
-        """The size of the gradients of a part of the features on each input [B, T], and whether the state has any."""
+    def reached(part: Tensor) -> tuple[Tensor, list[bool]]:
+        """Gradients of a part of the features: their size on each input [B, T], and whether a row of the state has any."""
         sources = [inputs, *(leaf for leaf in leaves(state) if leaf.requires_grad)]
         options = {"retain_graph": True, "allow_unused": True, "materialize_grads": True}
         of_inputs, *of_state = torch.autograd.grad(part.square().sum(), sources, **options)
-        return of_inputs.abs().sum(dim=2), any(grad[0].any() for grad in of_state)
+        rows = [any(bool(grad[row].any()) for grad in of_state) for row in range(2)]
+        return of_inputs.abs().sum(dim=2), rows
 
     # From the episode that starts there: to its own steps.
-    on_inputs, on_state = reached(features[0, begin:])
+    on_inputs, rows_of_state = reached(features[0, begin:])
+    assert on_inputs[0, begin:].all()
     assert not on_inputs[0, :begin].any()
     assert not on_inputs[1].any()
-    assert not on_state
-    assert on_inputs[0, begin:].all()
+    assert rows_of_state == [False, False]
 
     # From the episode before it: to its own past.
-    on_inputs, on_state = reached(features[0, :begin])
+    on_inputs, rows_of_state = reached(features[0, :begin])
     assert not on_inputs[0, begin:].any()
-    assert on_state or config in FORGETFUL
+    assert not on_inputs[1].any()
+    assert rows_of_state == [config not in FORGETFUL, False]
 
 
 @every_core
