@@ -27,6 +27,7 @@ from tests.agent.tiny import SIZE, config_of, normal, sum_losses
 
 pytestmark = pytest.mark.xdist_group("compiler")  # it takes seconds to get ready
 SEGMENT = 4
+assert_close = functools.partial(torch.testing.assert_close, rtol=0, atol=1e-10)
 
 
 compressive = functools.partial(config_of, SEGMENT, c=2, num_layers=1)
@@ -53,20 +54,28 @@ LEARNING.append(pytest.param("inductor", CONFIGS["post"], marks=pytest.mark.slow
 @pytest.mark.parametrize(("backend", "config"), LEARNING, ids=[*CONFIGS, "compiled"])
 def test_learning_is_one_graph(build: Callable[..., Any], backend: str, config: Any) -> None:
     torch.compiler.reset()
-    core, counter = build(config).train(), CompileCounterWithBackend(backend)
+    core = build(config).train()
+    counter = CompileCounterWithBackend(backend)
     compiled = torch.compile(core, fullgraph=True, backend=counter)
-    states, steps = [core.initial_state(2)] * 2, 2 * SEGMENT
+    steps = 2 * SEGMENT
+
+    def learn(function: Any, seed: int, state: Any) -> tuple[Any, tuple]:
+        """The next state; and the features, the losses and all gradients."""
+        inputs = normal(2, steps, SIZE, seed=seed)
+        reset = normal(2, steps, seed=seed) > 0.8
+        core.zero_grad()
+        output = function(inputs, reset, detach_state(state))
+        (output.features.square().mean() + sum_losses(output)).backward()
+        grads = {name: parameter.grad for name, parameter in core.named_parameters() if parameter.grad is not None}
+        return output.state, (output.features, output.losses, grads)
+
+    state = core.initial_state(2)
+    expected_state = state
     for seed in range(4):
-        inputs, reset, results = normal(2, steps, SIZE, seed=seed), normal(2, steps, seed=seed) > 0.8, []
-        for which, function in enumerate((compiled, core)):
-            core.zero_grad()
-            output = function(inputs, reset, detach_state(states[which]))
-            (output.features.square().mean() + sum_losses(output)).backward()
-            grads = {name: p.grad for name, p in core.named_parameters() if p.grad is not None}
-            results.append((output.features, output.losses, grads))
-            states[which] = output.state
-        torch.testing.assert_close(*results, rtol=0, atol=1e-10)
-        map_state(lambda a, b: torch.testing.assert_close(a, b, rtol=0, atol=1e-10), *states)
+        state, found = learn(compiled, seed, state)
+        expected_state, expected = learn(core, seed, expected_state)
+        assert_close(found, expected)
+        map_state(assert_close, state, expected_state)
     assert counter.frame_count == 1
 
 
@@ -74,17 +83,22 @@ def test_learning_is_one_graph(build: Callable[..., Any], backend: str, config: 
 def test_acting_is_three_graphs(build: Callable[..., Any], cached: bool) -> None:
     """One for a segment's first step, one for its last, and one for all others."""
     torch.compiler.reset()
-    core, counter = build(CONFIGS["post"]), CompileCounterWithBackend("eager")
+    core = build(CONFIGS["post"])
+    counter = CompileCounterWithBackend("eager")
     compiled = torch.compile(core, fullgraph=True, backend=counter)
-    inputs, reset = normal(2, 3 * SEGMENT, SIZE), normal(2, 3 * SEGMENT) > 1.3
+    steps = 3 * SEGMENT
+    inputs = normal(2, steps, SIZE)
+    reset = normal(2, steps) > 1.3
     with torch.no_grad():
-        state = core.with_cache(core.initial_state(2)) if cached else core.initial_state(2)
+        state = core.initial_state(2)
+        if cached:
+            state = core.with_cache(state)
         expected = core(inputs, reset, state)
         features = []
-        for step in range(3 * SEGMENT):
+        for step in range(steps):
             output = compiled(inputs[:, step : step + 1], reset[:, step : step + 1], state)
             features.append(output.features)
             state = output.state
-    torch.testing.assert_close(torch.cat(features, dim=1), expected.features, rtol=0, atol=1e-10)
-    map_state(lambda a, b: torch.testing.assert_close(a, b, rtol=0, atol=1e-10), state, expected.state)
+    assert_close(torch.cat(features, dim=1), expected.features)
+    map_state(assert_close, state, expected.state)
     assert counter.frame_count == 3
