@@ -222,7 +222,7 @@ def test_no_gradient_crosses_resets_or_rows_or_runs_backwards(
     features, _ = run(core, inputs, sequence.reset, state)
 
     def reached(part: Tensor) -> tuple[Tensor, list[bool]]:
-        """Gradients of a part of the features: their size on each input [B, T], and for each row of the state, if any."""
+        """Of the gradients: their size on each input [B, T], and which rows of the state have any."""
         sources = [inputs, *(leaf for leaf in leaves(state) if leaf.requires_grad)]
         options = {"retain_graph": True, "allow_unused": True, "materialize_grads": True}
         of_inputs, *of_state = torch.autograd.grad(part.square().sum(), sources, **options)
