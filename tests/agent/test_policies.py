@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 from torch.distributions import Categorical as TorchCategorical
-from torch.distributions import Independent, Normal, TransformedDistribution, kl_divergence
+from torch.distributions import Normal, TransformedDistribution, kl_divergence
 from torch.distributions.transforms import TanhTransform
 
-from agent.policies import Choice, Joint, Numbers, Policy, make_policy
+from agent.policies import Choice, Numbers, Policy, make_policy
 
 ROWS, STEPS = 3, 4
 SPACES: dict[str, Any] = {
@@ -34,42 +34,45 @@ def literal_log_probs(space: Any, bounds: str, parameters: Tensor, action: Tenso
     if isinstance(space, int):
         return TorchCategorical(logits=parameters).log_prob(action)
     total = torch.zeros(action.shape[:-1], dtype=torch.float64)
-    for distribution, squashed, column in zip(*literal(space, bounds, parameters), action.double().unbind(-1)):
-        if not squashed:
+    distributions, squashed = literal(space, bounds, parameters)
+    for index, distribution in enumerate(distributions):
+        column = action[..., index].double()
+        if squashed[index]:
+            # The density of what the environment receives.
+            of_effect = TransformedDistribution(distribution, TanhTransform(cache_size=1))
+            total = total + of_effect.log_prob(TanhTransform()(column))
+        else:
             total = total + distribution.log_prob(column)
-            continue
-        of_effect = TransformedDistribution(distribution, TanhTransform(cache_size=1))
-        total = total + of_effect.log_prob(TanhTransform()(column))
     return total
 
 
 def literal(space: Any, bounds: str, parameters: Tensor) -> tuple[list[Any], list[bool]]:
-    """A distribution for each column, and whether it is squashed."""
+    """A distribution for each column of actions, and whether it is squashed.
+
+    A choice has its logits among the parameters. Numbers in a row have all their means and then all logarithms of their
+    scales.
+    """
     distributions: list[Any] = []
     squashed: list[bool] = []
+    parts = list(space)
     begin = 0
-    numbers: list[bool] = []
-
-    def take_numbers() -> int:
-        count = len(numbers)
-        mean = parameters[..., begin : begin + count]
-        scale = parameters[..., begin + count : begin + 2 * count].exp()
-        distributions.extend(Normal(mean[..., index], scale[..., index]) for index in range(count))
-        squashed.extend(bounded and bounds == "squash" for bounded in numbers)
-        return begin + 2 * count
-
-    for part in space:
-        if isinstance(part, Numbers):
-            numbers += part.bounded
+    while parts:
+        if isinstance(parts[0], Choice):
+            size = parts.pop(0).size
+            distributions.append(TorchCategorical(logits=parameters[..., begin : begin + size]))
+            squashed.append(False)
+            begin += size
             continue
-        if numbers:
-            begin = take_numbers()
-            numbers = []
-        distributions.append(TorchCategorical(logits=parameters[..., begin : begin + part.size]))
-        squashed.append(False)
-        begin += part.size
-    if numbers:
-        begin = take_numbers()
+
+        bounded: list[bool] = []
+        while parts and isinstance(parts[0], Numbers):
+            bounded += parts.pop(0).bounded
+        count = len(bounded)
+        means = parameters[..., begin : begin + count]
+        scales = parameters[..., begin + count : begin + 2 * count].exp()
+        distributions += [Normal(means[..., index], scales[..., index]) for index in range(count)]
+        squashed += [each and bounds == "squash" for each in bounded]
+        begin += 2 * count
     assert begin == parameters.shape[-1]
     return distributions, squashed
 
@@ -82,7 +85,8 @@ def random_parameters(policy: Policy, seed: int = 0) -> Tensor:
 
 def random_actions(policy: Policy, parameters: Tensor, seed: int = 0) -> Tensor:
     generator = torch.Generator().manual_seed(seed)
-    return policy.sample(parameters, torch.rand(*parameters.shape[:-1], policy.num_uniform, generator=generator))
+    uniform = torch.rand(*parameters.shape[:-1], policy.num_uniform, generator=generator)
+    return policy.sample(parameters, uniform)
 
 
 @pytest.mark.parametrize("bounds", BOUNDS)
@@ -101,7 +105,6 @@ def test_log_probs_are_those_of_torch_distributions(name: str, bounds: Any, seed
 @pytest.mark.parametrize("bounds", BOUNDS)
 @pytest.mark.parametrize("name", SPACES)
 def test_entropies_are_those_of_torch_distributions(name: str, bounds: Any) -> None:
-    """Of squashed numbers by an integral over 20,001 points."""
     policy = make_policy(SPACES[name], bounds)
     parameters = random_parameters(policy)
     wide = parameters.double()
@@ -112,12 +115,17 @@ def test_entropies_are_those_of_torch_distributions(name: str, bounds: Any) -> N
         for distribution, squashed in zip(*literal(SPACES[name], bounds, wide)):
             expected = expected + distribution.entropy()
             if squashed:
-                points = torch.linspace(-10, 10, 20_001, dtype=torch.float64)
-                numbers = distribution.mean[..., None] + distribution.stddev[..., None] * points
-                density = Normal(0.0, 1.0).log_prob(points).exp()
-                slope = 2 * (math.log(2) - numbers - torch.nn.functional.softplus(-2 * numbers))
-                expected = expected + torch.trapezoid(density * slope, points, dim=-1)
+                expected = expected + mean_log_slope_of_tanh(distribution)
     torch.testing.assert_close(policy.entropy(parameters).double(), expected, rtol=1e-5, atol=1e-5)
+
+
+def mean_log_slope_of_tanh(distribution: Normal) -> Tensor:
+    """What squashing adds to the entropy, E[log(1 - tanh(x)^2)], by an integral over 20,001 points."""
+    points = torch.linspace(-10, 10, 20_001, dtype=torch.float64)
+    numbers = distribution.mean[..., None] + distribution.stddev[..., None] * points
+    density = Normal(0.0, 1.0).log_prob(points).exp()
+    log_slope = 2 * (math.log(2) - numbers - torch.nn.functional.softplus(-2 * numbers))
+    return torch.trapezoid(density * log_slope, points, dim=-1)
 
 
 @pytest.mark.parametrize("name", SPACES)
@@ -149,73 +157,85 @@ def test_evenness_pulls_at_improbable_choices_where_the_entropy_does_not() -> No
 
 
 @pytest.mark.parametrize("name", SPACES)
-def test_gradients_are_those_of_finite_differences(name: str) -> None:
+@pytest.mark.parametrize("function", ["log_prob", "entropy", "evenness"])
+def test_gradients_are_those_of_finite_differences(name: str, function: str) -> None:
     policy = make_policy(SPACES[name])
     parameters = random_parameters(policy)[0]
     action = random_actions(policy, parameters)
-    functions = [
-        lambda values: policy.log_prob(values, action).sum(),
-        lambda values: policy.entropy(values).sum(),
-        lambda values: policy.evenness(values).sum(),
-    ]
-    for function in functions:
-        values = parameters.clone().requires_grad_()
-        function(values).backward()
-        step = 1e-2
-        for place in np.ndindex(*parameters.shape):
-            change = torch.zeros_like(parameters)
-            change[place] = step
-            difference = (function(parameters + change) - function(parameters - change)).item() / (2 * step)
-            assert values.grad is not None
-            assert values.grad[place].item() == pytest.approx(difference, abs=3e-3, rel=3e-3)
+
+    def total(values: Tensor) -> Tensor:
+        if function == "log_prob":
+            return policy.log_prob(values, action).sum()
+        return getattr(policy, function)(values).sum()
+
+    values = parameters.clone().requires_grad_()
+    (gradient,) = torch.autograd.grad(total(values), values)
+    step = 1e-2
+    for place in np.ndindex(*parameters.shape):
+        change = torch.zeros_like(parameters)
+        change[place] = step
+        difference = (total(parameters + change) - total(parameters - change)).item() / (2 * step)
+        assert gradient[place].item() == pytest.approx(difference, abs=3e-3, rel=3e-3)
 
 
 @pytest.mark.parametrize("bounds", BOUNDS)
 @pytest.mark.parametrize("name", SPACES)
 def test_samples_have_the_moments_of_the_distribution(name: str, bounds: Any) -> None:
+    count = 40_000
     space = SPACES[name]
     policy = make_policy(space, bounds)
-    parameters = random_parameters(policy)[:1, :1].expand(1, 40_000, -1)
-    action = random_actions(policy, parameters)[0]
+    one = random_parameters(policy)[:1, :1]
+    action = random_actions(policy, one.expand(1, count, -1))[0]
+    parameters = one[0, 0].double()
     if isinstance(space, int):
-        chosen = torch.nn.functional.one_hot(action, space).double().mean(dim=0)
-        torch.testing.assert_close(chosen, parameters[0, 0].double().softmax(-1), rtol=0, atol=0.012)
+        shares = torch.nn.functional.one_hot(action, space).double().mean(dim=0)
+        torch.testing.assert_close(shares, parameters.softmax(-1), rtol=0, atol=0.012)
         return
-    distributions, _ = literal(space, bounds, parameters[0, 0].double())
+    distributions, _ = literal(space, bounds, parameters)
     for column, distribution in zip(action.double().unbind(-1), distributions, strict=True):
         if isinstance(distribution, Normal):
-            error = distribution.stddev.item() / 40_000**0.5
-            assert column.mean().item() == pytest.approx(distribution.mean.item(), abs=4 * error)
+            error_of_mean = distribution.stddev.item() / count**0.5
+            assert column.mean().item() == pytest.approx(distribution.mean.item(), abs=4 * error_of_mean)
             assert column.std().item() == pytest.approx(distribution.stddev.item(), rel=0.03)
         else:
-            for value, share in enumerate(distribution.probs.tolist()):
-                assert (column == value).double().mean().item() == pytest.approx(share, abs=0.012)
+            for value, probability in enumerate(distribution.probs.tolist()):
+                share = (column == value).double().mean().item()
+                assert share == pytest.approx(probability, abs=0.012)
 
 
 @pytest.mark.parametrize("bounds", BOUNDS)
 @pytest.mark.parametrize("name", SPACES)
-def test_what_the_environment_receives(name: str, bounds: Any) -> None:
-    """Numbers with bounds come within -1..1, choices stay; encodings are one-hot and zeros for none."""
+def test_the_environment_receives_numbers_within_their_bounds(name: str, bounds: Any) -> None:
+    """Numbers with bounds are within -1..1; choices and other numbers stay."""
     policy = make_policy(SPACES[name], bounds)
     action = random_actions(policy, 3 * random_parameters(policy))
     received = policy.effect(action)
     assert received.shape == action.shape
     assert received.dtype == action.dtype
+    if isinstance(SPACES[name], int):
+        return
+    is_bounded: list[bool] = []
+    for part in SPACES[name]:
+        is_bounded += part.bounded if isinstance(part, Numbers) else [False]
+    for column, bounded in enumerate(is_bounded):
+        sampled = action[..., column]
+        if not bounded:
+            assert received[..., column].equal(sampled)
+        elif bounds == "squash":
+            torch.testing.assert_close(received[..., column], sampled.tanh())
+        else:
+            torch.testing.assert_close(received[..., column], sampled.clamp(-1, 1))
+
+
+@pytest.mark.parametrize("bounds", BOUNDS)
+@pytest.mark.parametrize("name", SPACES)
+def test_last_actions_and_their_encodings(name: str, bounds: Any) -> None:
+    """At an episode start there is no last action, which is encoded as zeros."""
+    policy = make_policy(SPACES[name], bounds)
+    action = random_actions(policy, 3 * random_parameters(policy))
+    received = policy.effect(action)
     assert policy.encode(received).shape == (ROWS, STEPS, policy.num_features)
     assert not policy.encode(policy.none(ROWS)).any()
-
-    kinds = [None] * policy.num_parameters
-    if isinstance(policy, Joint):
-        kinds = []
-        for part in SPACES[name]:
-            kinds += part.bounded if isinstance(part, Numbers) else [None]
-        for column, bounded in enumerate(kinds):
-            sampled = action[..., column]
-            if bounded:
-                expected = sampled.tanh() if bounds == "squash" else sampled.clamp(-1, 1)
-                torch.testing.assert_close(received[..., column], expected)
-            else:
-                assert received[..., column].equal(sampled)
 
     resets = torch.tensor([True, False, True])
     last = policy.last_action(received[:, 0], resets)
@@ -246,23 +266,32 @@ def test_the_mode_has_the_highest_log_prob(name: str) -> None:
 
 @pytest.mark.parametrize("name", SPACES)
 def test_first_policies_are_uniform_and_half_a_unit_wide(name: str) -> None:
+    """The probabilities of each choice in turn, and the means and scales of all numbers."""
+    sizes: list[int] = []
+    numbers = 0
+    parts = [Choice(5)] if name == "discrete" else SPACES[name]
+    for part in parts:
+        if isinstance(part, Numbers):
+            numbers += len(part.bounded)
+        else:
+            sizes.append(part.size)
+    uniform = [1 / size for size in sizes for _ in range(size)]
+
     policy = make_policy(SPACES[name])
     shown = policy.show(policy.first)
-    sizes = {"discrete": [5], "choices": [2, 7, 3], "switches": [2] * 6, "mixed": [3, 2, 4]}.get(name, [])
-    assert shown.probabilities.tolist() == pytest.approx([1 / size for size in sizes for _ in range(size)])
-    numbers = {"bounded": 2, "unbounded": 3, "some bounded": 2, "mixed": 3}.get(name, 0)
+    assert shown.probabilities.tolist() == pytest.approx(uniform)
     assert shown.means.tolist() == [0.0] * numbers
     assert shown.scales.tolist() == pytest.approx([0.5] * numbers)
 
 
-def test_the_scale_stays_within_its_limits() -> None:
+@pytest.mark.parametrize(("log_scale", "limit"), [(-40.0, -5.0), (40.0, 2.0)])
+def test_the_scale_stays_within_its_limits(log_scale: float, limit: float) -> None:
     policy = make_policy((Numbers((False,)),))
-    tiny, huge = (torch.tensor([0.0, log_scale]) for log_scale in (-40.0, 40.0))
-    for parameters, log_scale in ((tiny, -5.0), (huge, 2.0)):
-        expected = Independent(Normal(torch.zeros(1), torch.tensor([math.exp(log_scale)])), 1).entropy()
-        torch.testing.assert_close(policy.entropy(parameters), expected)
-        assert policy.sample(parameters, torch.tensor([1.0])).isfinite().all()
-        assert policy.sample(parameters, torch.tensor([0.0])).isfinite().all()
+    parameters = torch.tensor([0.0, log_scale])
+    expected = Normal(0.0, math.exp(limit)).entropy()
+    torch.testing.assert_close(policy.entropy(parameters), expected)
+    for uniform in (0.0, 1.0):
+        assert policy.sample(parameters, torch.tensor([uniform])).isfinite().all()
 
 
 def test_wrong_shapes_and_empty_spaces_are_refused() -> None:
