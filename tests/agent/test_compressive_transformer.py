@@ -43,11 +43,22 @@ def test_equals_algorithm_1_at_any_size(
 @st.composite
 def configs(draw: st.DrawFn) -> CompressiveTransformerConfig:
     n_s = draw(st.sampled_from([1, 2, 3, 4, 6]))
-    rates = st.sampled_from([c for c in range(1, n_s + 1) if n_s % c == 0])
-    n_m, n_cm, c = (draw(st.tuples(of, of)) for of in (st.integers(0, 6), st.integers(0, 4), rates))
-    names = ("norm", NORMS), ("gate", GATES), ("compressed_position", POSITIONS), ("compression", tuple(COMPRESSIONS))
-    names += (("compression_loss", ("attention", "autoencoding", "none")),)
-    return config_of(n_s, n_m, n_cm, c, **{name: draw(st.sampled_from(values)) for name, values in names})
+    divisors = [c for c in range(1, n_s + 1) if n_s % c == 0]
+
+    def for_each_layer(sizes: st.SearchStrategy[int]) -> tuple[int, int]:
+        return draw(st.tuples(sizes, sizes))
+
+    return config_of(
+        n_s,
+        n_m=for_each_layer(st.integers(0, 6)),
+        n_cm=for_each_layer(st.integers(0, 4)),
+        c=for_each_layer(st.sampled_from(divisors)),
+        norm=draw(st.sampled_from(NORMS)),
+        gate=draw(st.sampled_from(GATES)),
+        compressed_position=draw(st.sampled_from(POSITIONS)),
+        compression=draw(st.sampled_from(tuple(COMPRESSIONS))),
+        compression_loss=draw(st.sampled_from(("attention", "autoencoding", "none"))),
+    )
 
 
 @settings(max_examples=8 * settings.default.max_examples)
@@ -61,11 +72,14 @@ def test_equals_the_literal_with_resets(
 
 
 def test_gated_transformer_xl_has_pre_norms_and_gates(build: Callable[..., Any]) -> None:
-    sizes = {"model_size": SIZE, "num_layers": 2, "num_heads": HEADS, "mlp_size": 6, "segment_size": 4}
-    gated = build(GatedTransformerXLConfig(**sizes, memory_size=5))
-    inputs, reset = normal(2, 18, SIZE), resets(2, 18, (1, 6))
-    same = build(TransformerXLConfig(**sizes, memory_size=5, norm="pre", gate="gru"))
-    actual, expected = (core(inputs, reset, core.initial_state(2)).features for core in (gated, same))
+    sizes = {"model_size": SIZE, "num_layers": 2, "num_heads": HEADS, "mlp_size": 6}
+    memory = {"segment_size": 4, "memory_size": 5}
+    gated = build(GatedTransformerXLConfig(**sizes, **memory))
+    same = build(TransformerXLConfig(**sizes, **memory, norm="pre", gate="gru"))
+    inputs = normal(2, 18, SIZE)
+    reset = resets(2, 18, (1, 6))
+    actual = gated(inputs, reset, gated.initial_state(2)).features
+    expected = same(inputs, reset, same.initial_state(2)).features
     assert_same(actual, expected, 0)
     with pytest.raises(ValueError, match="gate: expected one of gru, got 'residual'"):
         GatedTransformerXLConfig(gate="residual")

@@ -35,12 +35,14 @@ def remembering(core: Transformer[Any, Any]) -> Any:
 
 
 def step(core: Transformer[Any, Any], state: Any, hidden: list[Tensor] | None = None, reset: bool = False) -> Any:
+    """The output of one more step of each row."""
     inputs = normal(ROWS, 1, SIZE, seed=5)
     with torch.no_grad():
         return core(inputs, torch.full((ROWS, 1), reset), state, return_attention=True, hidden=hidden)
 
 
 def slots(core: Transformer[Any, Any], value: bool) -> list[Tensor]:
+    """All slots of each layer hidden, or none."""
     return [torch.full((ROWS, layer.sizes.slots), value) for layer in core.layers]
 
 
@@ -69,33 +71,43 @@ def test_slots_without_attention_cannot_matter(core: Transformer[Any, Any]) -> N
 
 def test_hidden_slots_get_no_attention(core: Transformer[Any, Any]) -> None:
     """Each row has hidden slots of its own."""
-    state, hidden = remembering(core), slots(core, False)
+    state = remembering(core)
+    hidden = slots(core, False)
     generator = torch.Generator().manual_seed(0)
     for of_layer in hidden:
         of_layer.copy_(torch.rand(of_layer.shape, generator=generator) < 0.5)
     found = step(core, state, hidden)
     for weights, of_layer, layer in zip(found.attention, hidden, core.layers):
-        own = sum(layer.sizes.by_kind[:2]) + state.offset  # the step's own slot is always seen
-        of_layer[:, own] = False
-        assert (weights[:, :, 0].masked_select(of_layer[:, None].expand_as(weights[:, :, 0])) == 0).all()
+        older, memory, _ = layer.sizes.by_kind
+        own_slot = older + memory + state.offset
+        of_layer[:, own_slot] = False  # it is always seen
+        hidden_for_heads = of_layer[:, None].expand_as(weights[:, :, 0])
+        assert (weights[:, :, 0][hidden_for_heads] == 0).all()
         assert_same(weights.sum(dim=-1), torch.ones_like(weights[..., 0]))
+
+    # What is hidden from one row changes nothing for the others.
     for row in range(ROWS):
-        others = [part.clone() for part in hidden]
-        for part in others:
-            part[[index for index in range(ROWS) if index != row]] = False
-        assert_same(step(core, state, others).features[row], found.features[row])
+        of_row = slots(core, False)
+        for part, all_rows in zip(of_row, hidden):
+            part[row] = all_rows[row]
+        assert_same(step(core, state, of_row).features[row], found.features[row])
 
 
 def test_without_memory_it_is_a_core_that_never_had_any(build: Callable[..., Any]) -> None:
     core = build(CONFIGS["compressive"])
     state = remembering(core)
+
+    # A core without memory, with the same weights and the same segment.
     without = build(config_of(4, 0, 0))
     own = {name: weight for name, weight in core.state_dict().items() if name in without.state_dict()}
     without.load_state_dict(own)
+    empty = without.initial_state(ROWS)._replace(segment=state.segment, age=state.age, offset=state.offset)
+
+    # All slots but those of the segment are hidden.
     hidden = slots(core, True)
     for layer, part in zip(core.layers, hidden):
-        part[:, sum(layer.sizes.by_kind[:2]) :] = False
-    empty = without.initial_state(ROWS)._replace(segment=state.segment, age=state.age, offset=state.offset)
+        older, memory, _ = layer.sizes.by_kind
+        part[:, older + memory :] = False
     assert_same(step(core, state, hidden).features, step(without, empty).features)
 
 

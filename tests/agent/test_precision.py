@@ -50,6 +50,7 @@ def test_an_agent_in_bfloat16_is_near_the_same_in_float32(
     watched = {"torso": agent.vision}
     if hasattr(agent.core, "layers"):
         watched["core"] = agent.core.layers[0].mlp
+    assert ("core" in watched) == (core not in ("lstm", "memoryless"))
     seen: dict[str, torch.dtype] = {}
 
     def watch(name: str) -> Any:
