@@ -15,7 +15,11 @@ from agent.core import (
 )
 from agent.teaching import TaughtAgent
 
-IMAGE, ACTIONS, VOCABULARY, WORDS = (12, 16, 3), 5, 11, 6
+IMAGE = (12, 16, 3)
+ACTIONS = 5
+VOCABULARY = 11
+WORDS = 6
+"""Most words of an instruction."""
 CORES: dict[str, Any] = {
     "compressive": CompressiveTransformerConfig(16, 2, 2, 16, segment_size=4, memory_size=4, compressed_size=4),
     "transformer-xl": TransformerXLConfig(16, 2, 2, 16, segment_size=4, memory_size=4, norm="pre", gate="gru"),
@@ -26,9 +30,11 @@ CORES: dict[str, Any] = {
 
 
 def make_agent(core: Any = CORES["compressive"], instruction: bool = False, shape: Any = IMAGE, **fields: Any) -> Agent:
+    """A small agent in evaluation mode; all with equal arguments are equal."""
     torch.manual_seed(0)
     config = AgentConfig(torso="small", torso_size=16, core=core, instruction=instruction, **fields)
-    return Agent(config, shape, ACTIONS, VOCABULARY if instruction else 0).eval()
+    vocabulary = VOCABULARY if instruction else 0
+    return Agent(config, shape, ACTIONS, vocabulary).eval()
 
 
 def make_taught(core: Any = CORES["compressive"], **fields: Any) -> TaughtAgent:
@@ -50,12 +56,16 @@ def random_words(*shape: int, seed: int = 0) -> Tensor:
 
 
 def agent_inputs(rows: int, steps: int, seed: int = 0, instruction: bool = False) -> dict[str, Any]:
+    """Random arguments of an agent, without the state."""
     generator = torch.Generator().manual_seed(seed)
     reset = torch.rand(rows, steps, generator=generator) < 0.1
-    image = torch.randint(0, 256, (rows, steps, *IMAGE), generator=generator, dtype=torch.uint8)
+    observation: Any = torch.randint(0, 256, (rows, steps, *IMAGE), generator=generator, dtype=torch.uint8)
+    if instruction:
+        observation = Observation(observation, random_words(rows, steps, seed=seed))
+    last_action = torch.randint(0, ACTIONS, (rows, steps), generator=generator)
     return {
-        "observation": Observation(image, random_words(rows, steps, seed=seed)) if instruction else image,
-        "last_action": torch.randint(0, ACTIONS, (rows, steps), generator=generator).masked_fill(reset, -1),
+        "observation": observation,
+        "last_action": last_action.masked_fill(reset, -1),
         "last_reward": torch.randn(rows, steps, generator=generator),
         "reset": reset,
     }
@@ -64,6 +74,7 @@ def agent_inputs(rows: int, steps: int, seed: int = 0, instruction: bool = False
 def make_trajectory(
     rows: int, steps: int, seed: int = 0, core: Any = CORES["compressive"], instruction: bool = False
 ) -> Trajectory:
+    """Random steps for agents of `make_agent`; the version of all rows is the seed."""
     inputs = agent_inputs(rows, steps + 1, seed, instruction)
     generator = torch.Generator().manual_seed(seed)
     return Trajectory(

@@ -12,7 +12,7 @@ pytest.register_assert_rewrite("tests.agent.literal")
 
 
 def _build(config: Any, dtype: torch.dtype = torch.float64, seed: int = 0) -> Core:
-    before = torch.get_default_dtype()
+    default_dtype = torch.get_default_dtype()
     torch.set_default_dtype(dtype)
     try:
         with torch.random.fork_rng(devices=[]):
@@ -23,7 +23,7 @@ def _build(config: Any, dtype: torch.dtype = torch.float64, seed: int = 0) -> Co
                 for parameter in core.parameters():
                     parameter += 0.3 * torch.randn_like(parameter)
     finally:
-        torch.set_default_dtype(before)
+        torch.set_default_dtype(default_dtype)
     return core
 
 

@@ -25,8 +25,10 @@ compressive = functools.partial(config_of, model_size=SIZE, mlp_size=12)  # of n
 transformer_xl = functools.partial(TransformerXLConfig, SIZE, 2, 2, 12)  # of n_s and n_m
 routing = functools.partial(RoutingTransformerConfig, SIZE, 2, 2, 12)  # of n_s, n_m, w, k and G
 gated = functools.partial(GatedTransformerXLConfig, SIZE, 2, 2, 12)
-PRE, TIME = {"norm": "pre"}, {"compressed_position": "time"}
-MOST_USED, AUTOENCODING = {"compression": "most-used"}, {"compression_loss": "autoencoding"}
+PRE = {"norm": "pre"}
+TIME = {"compressed_position": "time"}
+MOST_USED = {"compression": "most-used"}
+AUTOENCODING = {"compression_loss": "autoencoding"}
 CONFIGS: dict[str, dict[str, Any]] = {
     "compressive": {
         "post": compressive(4, 4, 4, 2),
@@ -73,8 +75,10 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "three-taps": WaveNetConfig(SIZE, 2, 3, kernel_size=3, gate_size=5, skip_size=12),
     },
 }
+# All of them, by names such as "compressive/post".
 CASES = {f"{core}/{name}": config for core, configs in CONFIGS.items() for name, config in configs.items()}
 WITH_SEGMENTS = {name: config for name, config in CASES.items() if hasattr(config, "segment_size")}
 FORGETFUL = [CASES["memoryless/two-blocks"]]
+"""Cores whose features do not depend on earlier steps."""
 
 every_core = pytest.mark.parametrize("config", CASES.values(), ids=CASES)

@@ -1,6 +1,5 @@
 """The agent: one path for acting and learning, its inputs, heads and auxiliary losses."""
 
-from functools import partial
 from typing import Any
 
 import pytest
@@ -27,18 +26,22 @@ from tests.agent.agents import (
 @pytest.mark.parametrize("instruction", [False, True])
 @pytest.mark.parametrize("core", CORES.values(), ids=CORES)
 def test_acting_step_by_step_equals_the_unroll(core: Any, instruction: bool) -> None:
-    agent, inputs = make_agent(core, instruction), agent_inputs(2, 18, instruction=instruction)
+    rows, steps = 2, 18
+    agent = make_agent(core, instruction)
+    inputs = agent_inputs(rows, steps, instruction=instruction)
     with torch.no_grad():
-        whole = agent(**inputs, state=agent.initial_state(2))
-        state, logits, values = agent.core.with_cache(agent.initial_state(2)), [], []
-        for t in range(18):
+        whole = agent(**inputs, state=agent.initial_state(rows))
+        state = agent.core.with_cache(agent.initial_state(rows))
+        logits = []
+        values = []
+        for t in range(steps):
             step = {name: map_state(lambda leaf, t=t: leaf[:, t : t + 1], value) for name, value in inputs.items()}
             output = agent(**step, state=state)
             state = output.state
             logits.append(output.policy_parameters)
             values.append(output.value)
-    assert whole.policy_parameters.shape == (2, 18, ACTIONS)
-    assert whole.value.shape == (2, 18)
+    assert whole.policy_parameters.shape == (rows, steps, ACTIONS)
+    assert whole.value.shape == (rows, steps)
     torch.testing.assert_close(torch.cat(logits, dim=1), whole.policy_parameters, rtol=0, atol=1e-5)
     torch.testing.assert_close(torch.cat(values, dim=1), whole.value, rtol=0, atol=1e-5)
     for actual, expected in zip(leaves(agent.core.without_cache(state)), leaves(whole.state), strict=True):
@@ -55,23 +58,31 @@ def core_inputs(agent: Agent, **changes: Any) -> Tensor:
     return received[0]
 
 
-def test_no_last_action_is_zeros_and_rewards_are_clipped() -> None:
+def test_no_last_action_is_zeros() -> None:
+    """An action adds its column of the weight to the core's inputs. No action adds none."""
     agent = make_agent()
     none = core_inputs(agent, last_action=torch.full((1, 3), -1))
-    for action, column in enumerate(agent.joint.weight.detach()[:, 16 : 16 + ACTIONS].T):
+    columns = agent.joint.weight.detach()[:, 16 : 16 + ACTIONS].T  # after the 16 features of the torso
+    for action, column in enumerate(columns):
         some = core_inputs(agent, last_action=torch.full((1, 3), action))
         torch.testing.assert_close(some - none, column.expand(1, 3, -1), rtol=0, atol=1e-6)
-    rewards = torch.tensor([[[10.0, -3.0, 0.5]], [[1.0, -1.0, 0.5]], [[0.9, -1.0, 0.5]]])
-    large, clipped, other = (core_inputs(agent, last_reward=reward) for reward in rewards)
-    assert (torch.equal(large, clipped), torch.equal(large, other)) == (True, False)
 
 
-def test_first_policy_is_nearly_uniform_and_first_value_nearly_zero() -> None:
-    for core in CORES.values():
-        agent = make_agent(core)
-        output = agent(**agent_inputs(4, 8), state=agent.initial_state(4))
-        assert output.policy_parameters.abs().max() < 0.3
-        assert output.value.abs().max() < 0.3
+def test_last_rewards_are_clipped() -> None:
+    agent = make_agent()
+    large = core_inputs(agent, last_reward=torch.tensor([[10.0, -3.0, 0.5]]))
+    clipped = core_inputs(agent, last_reward=torch.tensor([[1.0, -1.0, 0.5]]))
+    other = core_inputs(agent, last_reward=torch.tensor([[0.9, -1.0, 0.5]]))
+    assert torch.equal(large, clipped)
+    assert not torch.equal(large, other)
+
+
+@pytest.mark.parametrize("core", CORES.values(), ids=CORES)
+def test_first_policy_is_nearly_uniform_and_first_value_nearly_zero(core: Any) -> None:
+    agent = make_agent(core)
+    output = agent(**agent_inputs(4, 8), state=agent.initial_state(4))
+    assert output.policy_parameters.abs().max() < 0.3
+    assert output.value.abs().max() < 0.3
 
 
 def test_reconstruction_trains_what_memory_is_made_of() -> None:
@@ -86,74 +97,101 @@ def test_reconstruction_trains_what_memory_is_made_of() -> None:
         assert trained == name.startswith(("vision.", "joint.", "reconstruction.")), name
 
 
-def test_the_reconstruction_cost_and_agents_without_reconstruction() -> None:
-    inputs, agent = agent_inputs(2, 5), make_agent(CORES["lstm"], reconstruction_cost=1.0)
-    agents = [make_agent(CORES["lstm"], reconstruction_cost=cost) for cost in (1.0, 2.0)]
-    one, two = (each(**inputs, state=each.initial_state(2)).losses["reconstruction"].value for each in agents)
-    torch.testing.assert_close(2 * one, two)
+def test_the_reconstruction_loss_is_multiplied_by_its_cost() -> None:
+    def loss(cost: float) -> Tensor:
+        agent = make_agent(CORES["lstm"], reconstruction_cost=cost)
+        return agent(**agent_inputs(2, 5), state=agent.initial_state(2)).losses["reconstruction"].value
+
+    torch.testing.assert_close(2 * loss(1.0), loss(2.0))
+
+
+def test_agents_that_act_or_have_no_reconstruction_have_no_loss() -> None:
+    agent = make_agent(CORES["lstm"], reconstruction_cost=1.0)
     with torch.no_grad():
-        assert agent(**inputs, state=agent.initial_state(2)).losses == {}
-    agent = make_agent(CORES["lstm"])
-    assert agent(**inputs, state=agent.initial_state(2)).losses == {}
-    assert not any("reconstruction" in name for name in agent.state_dict())
+        assert agent(**agent_inputs(2, 5), state=agent.initial_state(2)).losses == {}
+    without = make_agent(CORES["lstm"])
+    assert without(**agent_inputs(2, 5), state=without.initial_state(2)).losses == {}
+    assert not any("reconstruction" in name for name in without.state_dict())
 
 
 def test_vectors_are_reconstructed_as_the_torso_sees_them() -> None:
-    agent, vectors = make_agent(CORES["lstm"], shape=(7,), reconstruction_cost=0.5), 3 * torch.randn(2, 5, 7)
+    agent = make_agent(CORES["lstm"], shape=(7,), reconstruction_cost=0.5)
+    vectors = 3 * torch.randn(2, 5, 7)
     received = []
     hook = agent.core.register_forward_pre_hook(lambda core, inputs: received.append(inputs[0]))
     inputs = {**agent_inputs(2, 5), "observation": vectors}
     loss = agent(**inputs, state=agent.initial_state(2)).losses["reconstruction"].value
     hook.remove()
-    error = agent.reconstruction.decoder(received[0]) - vectors.sign() * torch.log(1 + vectors.abs())
-    torch.testing.assert_close(loss, 0.5 * error.square().sum() / 10)
+
+    squashed = vectors.sign() * torch.log(1 + vectors.abs())
+    error = agent.reconstruction.decoder(received[0]) - squashed
+    torch.testing.assert_close(loss, 0.5 * error.square().sum() / (2 * 5))
 
 
 def test_instructions_matter_and_are_trained() -> None:
-    agent, trajectory = make_agent(instruction=True), make_trajectory(2, 8, instruction=True)
+    agent = make_agent(instruction=True)
+    trajectory = make_trajectory(2, 8, instruction=True)
     added = agent.state_dict().keys() - make_agent().state_dict().keys()
-    assert added == {name for name in agent.state_dict() if name.startswith("instruction.")} != set()
-    arguments = trajectory.last_action, trajectory.reward, trajectory.reset, trajectory.core_state
-    image = trajectory.observation.image
-    one, other = (agent(Observation(image, random_words(2, 9, seed=seed)), *arguments).value for seed in (0, 1))
-    assert (one != other).any()
+    assert added
+    assert added == {name for name in agent.state_dict() if name.startswith("instruction.")}
+
+    def values(words: Tensor) -> Tensor:
+        observation = Observation(trajectory.observation.image, words)
+        return agent(
+            observation, trajectory.last_action, trajectory.reward, trajectory.reset, trajectory.core_state
+        ).value
+
+    assert (values(random_words(2, 9, seed=0)) != values(random_words(2, 9, seed=1))).any()
+
     before = {name: parameter.clone() for name, parameter in agent.instruction.named_parameters()}
     Learner(agent, LearnerConfig(device="cpu"), 1000).update(trajectory)
-    assert all((parameter != before[name]).any() for name, parameter in agent.instruction.named_parameters())
+    for name, parameter in agent.instruction.named_parameters():
+        assert (parameter != before[name]).any(), name
 
 
-def test_arguments_and_configs_that_do_not_fit_are_named() -> None:
-    agent, inputs, words = make_agent(CORES["memoryless"]), agent_inputs(2, 3), make_agent(instruction=True)
-    lstm = {"torso": "small", "core": CORES["lstm"]}
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [("last_action", lambda x: x.T), ("last_reward", lambda x: x.T), ("reset", lambda x: x[:, 0])],
+)
+def test_arguments_of_other_shapes_are_named(name: str, change: Any) -> None:
+    agent = make_agent(CORES["memoryless"])
+    inputs = agent_inputs(2, 3)
+    inputs[name] = change(inputs[name])
+    with pytest.raises(ValueError, match=f"{name}: expected"):
+        agent(**inputs, state=())
 
-    def make(config: AgentConfig, vocabulary: int) -> Agent:
-        return Agent(config, IMAGE, ACTIONS, vocabulary)
 
-    wrong = {name: inputs[name].transpose(0, 1) for name in ("last_action", "last_reward")}
-    wrong |= {"reset": inputs["reset"][:, 0]}
-    both = agent_inputs(2, 3, instruction=True)
-    for call, message in [
-        *((partial(agent, **inputs | {name: value}, state=()), f"{name}: expected") for name, value in wrong.items()),
-        (partial(words, **inputs, state=None), "observation: expected an Observation with instructions, got Tensor"),
-        (partial(agent, **both, state=()), "observation: expected images without instructions, got Observation"),
-        (partial(make, AgentConfig(instruction=True, **lstm), 0), "instruction: expected False in an .*, got True"),
-        (partial(make, AgentConfig(instruction=False, **lstm), VOCABULARY), "instruction: expected True .*, got False"),
-        (partial(AgentConfig, reconstruction_cost=-1.0), "reconstruction_cost: expected 0 or more, got -1.0"),
-    ]:
-        with pytest.raises(ValueError, match=message):
-            call()
+def test_observations_must_have_instructions_if_the_agent_reads_any() -> None:
+    agent = make_agent(CORES["memoryless"])
+    with pytest.raises(ValueError, match="observation: expected images without instructions, got Observation"):
+        agent(**agent_inputs(2, 3, instruction=True), state=())
+    reading = make_agent(instruction=True)
+    with pytest.raises(ValueError, match="observation: expected an Observation with instructions, got Tensor"):
+        reading(**agent_inputs(2, 3), state=None)
+
+
+def test_configs_that_do_not_fit_are_named() -> None:
+    reading = AgentConfig(torso="small", core=CORES["lstm"], instruction=True)
+    with pytest.raises(ValueError, match=r"instruction: expected False in an .*, got True"):
+        Agent(reading, IMAGE, ACTIONS, vocabulary=0)
+    not_reading = AgentConfig(torso="small", core=CORES["lstm"], instruction=False)
+    with pytest.raises(ValueError, match=r"instruction: expected True .*, got False"):
+        Agent(not_reading, IMAGE, ACTIONS, VOCABULARY)
+    with pytest.raises(ValueError, match=r"reconstruction_cost: expected 0 or more, got -1\.0"):
+        AgentConfig(reconstruction_cost=-1.0)
 
 
 def test_heads_see_the_cores_inputs_beside_its_features() -> None:
-    plain, skipping = make_agent(CORES["lstm"]), make_agent(CORES["lstm"], skip=True)
+    """With `skip` each head's output is the sum of its output for the features and that for the inputs."""
+    plain = make_agent(CORES["lstm"])
+    skipping = make_agent(CORES["lstm"], skip=True)
     inputs = agent_inputs(2, 3)
     with torch.no_grad():
         before = plain(**inputs, state=plain.initial_state(2))
         after = skipping(**inputs, state=skipping.initial_state(2))
-        for head, added in (
-            (plain.policy, after.policy_parameters - before.policy_parameters),
-            (plain.value, (after.value - before.value)[..., None]),
-        ):
+        added_to_policy = after.policy_parameters - before.policy_parameters
+        added_to_value = (after.value - before.value)[..., None]
+        for head, added in ((plain.policy, added_to_policy), (plain.value, added_to_value)):
             torch.testing.assert_close(added, before.inputs @ head.weight.T, rtol=1e-4, atol=1e-6)
 
 
