@@ -20,8 +20,14 @@ from tests.agent.agents import IMAGE, VOCABULARY, WORDS, agent_inputs, random_wo
 def test_torsos_map_images_to_features(name: str, shape: tuple[int, int, int]) -> None:
     vision = encoders.make_torso(name, shape, 20)
     features = vision(torch.randint(0, 256, (3, *shape), dtype=torch.uint8))
-    assert (features.shape, features.min() >= 0) == ((3, 20), True)
-    assert encoders.make_torso(name, (5,), 4)(torch.randn(3, 5)).shape == (3, 4)
+    assert features.shape == (3, 20)
+    assert features.min() >= 0
+
+
+@pytest.mark.parametrize("name", encoders.TORSOS)
+def test_torsos_map_vectors_to_features(name: str) -> None:
+    torso = encoders.make_torso(name, (5,), 4)
+    assert torso(torch.randn(3, 5)).shape == (3, 4)
 
 
 @pytest.mark.parametrize("name", encoders.TORSOS)
@@ -32,10 +38,13 @@ def test_gradients_in_bfloat16_are_those_of_float32_for_small_images(name: str, 
         torch.manual_seed(0)
         vision = encoders.make_torso(name, (height, width, 3), 8)
         convolutions = [module for module in vision.modules() if isinstance(module, nn.Conv2d)]
-        received: dict[nn.Module, tuple[torch.Tensor, torch.Tensor]] = {}
+        received: dict[nn.Module, tuple[Tensor, Tensor]] = {}
 
-        def keep(module: nn.Module, inputs: Any, output: Tensor, received: list[Any] = received) -> None:
-            output.register_hook(lambda back: received.update({module: (inputs[0].detach(), back)}))
+        def keep(module: nn.Module, inputs: Any, output: Tensor, received: dict[Any, Any] = received) -> None:
+            def keep_gradient(gradient: Tensor) -> None:
+                received[module] = (inputs[0].detach(), gradient)
+
+            output.register_hook(keep_gradient)
 
         for convolution in convolutions:
             convolution.register_forward_hook(keep)
@@ -44,28 +53,35 @@ def test_gradients_in_bfloat16_are_those_of_float32_for_small_images(name: str, 
             features = vision(images)
         (features * torch.randn(features.shape)).sum().backward()
         for convolution in convolutions:
-            inputs, gradient = received[convolution]
-            kernel = convolution.kernel_size
-            narrow = inputs.shape[2] < kernel[0] or inputs.shape[3] < kernel[1]
-            assert gradient.dtype == (torch.float32 if narrow else torch.bfloat16)
-            geometry = convolution.stride, convolution.padding
-            shape = convolution.weight.shape
-            lacking = [
-                max(0, size - side - 2 * padded)
-                for size, side, padded in zip(kernel, inputs.shape[2:], convolution.padding)
-            ]
-            padded_inputs = F.pad(inputs.float(), (0, lacking[1], 0, lacking[0]))
-            expected = nn.grad.conv2d_weight(padded_inputs, shape, gradient.float(), *geometry)
-            error = (convolution.weight.grad - expected).norm()
-            assert error <= 0.01 * expected.norm(), f"{convolution} of {list(inputs.shape)}"
-            torch.testing.assert_close(convolution.bias.grad, gradient.float().sum((0, 2, 3)), rtol=0.02, atol=1e-3)
+            check_gradients(convolution, *received[convolution])
+
+
+def check_gradients(convolution: nn.Conv2d, inputs: Tensor, gradient: Tensor) -> None:
+    """Gradients of a convolution that received inputs [N, C, H, W] and the gradient of its output."""
+    kernel_height, kernel_width = convolution.kernel_size
+    height, width = inputs.shape[2:]
+    narrow = height < kernel_height or width < kernel_width
+    assert gradient.dtype == (torch.float32 if narrow else torch.bfloat16)
+
+    # Inputs that are smaller than the kernel are padded below and at the right.
+    lacking_height = max(0, kernel_height - height - 2 * convolution.padding[0])
+    lacking_width = max(0, kernel_width - width - 2 * convolution.padding[1])
+    padded = F.pad(inputs.float(), (0, lacking_width, 0, lacking_height))
+    expected = nn.grad.conv2d_weight(
+        padded, convolution.weight.shape, gradient.float(), convolution.stride, convolution.padding
+    )
+    error = (convolution.weight.grad - expected).norm()
+    assert error <= 0.01 * expected.norm(), f"{convolution} of {list(inputs.shape)}"
+    torch.testing.assert_close(convolution.bias.grad, gradient.float().sum((0, 2, 3)), rtol=0.02, atol=1e-3)
 
 
 def test_the_fitting_torso_depends_on_the_size_of_each_image() -> None:
-    torsos = encoders.make_torso("auto", ((63, 200, 3), (64, 64, 4), (5,)), 8)
-    for torso, name, shape in zip(torsos, ("small", "shallow", "small"), ((63, 200, 3), (64, 64, 4), (5,))):
-        expected = encoders.make_torso(name, shape, 8)
-        assert [value.shape for value in torso.parameters()] == [value.shape for value in expected.parameters()]
+    expected = [((63, 200, 3), "small"), ((64, 64, 4), "shallow"), ((5,), "small")]
+    shapes = tuple(shape for shape, _ in expected)
+    torsos = encoders.make_torso("auto", shapes, 8)
+    for torso, (shape, name) in zip(torsos, expected, strict=True):
+        same = encoders.make_torso(name, shape, 8)
+        assert [value.shape for value in torso.parameters()] == [value.shape for value in same.parameters()]
 
 
 def test_the_deep_torso_is_that_of_impala() -> None:
@@ -77,23 +93,36 @@ def test_the_deep_torso_is_that_of_impala() -> None:
     def count(module: nn.Module) -> int:
         return sum(parameter.numel() for parameter in module.parameters())
 
-    # Each 3 x 3 convolution has 9 * in * out weights and a bias; three poolings leave 9 x 12 positions.
-    sections = [9 * a * b + b + 4 * (9 * b * b + b) for a, b in ((3, 16), (16, 32), (32, 32))]
-    assert count(vision.convolutions) == sum(sections) == 97_600
-    assert count(vision) == 97_600 + 9 * 12 * 32 * 256 + 256
+    # Each 3 x 3 convolution has 9 * in * out weights and a bias. A section has one that may change the number of
+    # channels, and two residual blocks of two.
+    expected = 0
+    for channels_in, channels in ((3, 16), (16, 32), (32, 32)):
+        expected += 9 * channels_in * channels + channels
+        expected += 4 * (9 * channels * channels + channels)
+    assert expected == 97_600
+    assert count(vision.convolutions) == expected
+
+    # Three poolings leave 9 x 12 positions.
+    assert count(vision) == expected + 9 * 12 * 32 * 256 + 256
     agent = Agent(AgentConfig(core=LSTMConfig(256)), (72, 96, 3), 9)
     assert 1.5e6 < count(agent) < 1.7e6
 
 
-def test_images_are_centred_and_scaled_and_vectors_squashed() -> None:
+def test_images_are_centred_and_scaled() -> None:
+    """The linear layer sees the channels one after the other, whatever the order in memory."""
     vision = encoders.Vision("deep", (3, 4, 3), 4)
-    vision.convolutions, vision.linear = nn.Identity(), nn.Linear(36, 36)
-    vision.linear.weight.data, vision.linear.bias.data = torch.eye(36), torch.zeros(36)
+    vision.convolutions = nn.Identity()
+    vision.linear = nn.Linear(36, 36)
+    vision.linear.weight.data = torch.eye(36)
+    vision.linear.bias.data = torch.zeros(36)
     for rows in (2, 40):  # features are permuted, or weights, whichever are fewer
         image = torch.randint(0, 256, (rows, 3, 4, 3), dtype=torch.uint8)
-        channels = torch.stack([image[..., channel].flatten(1) for channel in range(3)], dim=1).flatten(1)
-        torch.testing.assert_close(vision(image), ((channels - 127.5) / 63.75).clamp(min=0))
+        by_channel = image.permute(0, 3, 1, 2).flatten(1)
+        torch.testing.assert_close(vision(image), ((by_channel - 127.5) / 63.75).clamp(min=0))
 
+
+def test_vectors_are_squashed() -> None:
+    """By sign(x) log(1 + |x|)."""
     torso = encoders.VectorTorso(3, 3)
     torso.layers = nn.Linear(3, 3, bias=False)
     torso.layers.weight.data = torch.eye(3)
@@ -130,7 +159,8 @@ def test_bad_torsos_and_observations_are_named(name: str, shape: Any, observatio
 
 
 def test_the_instruction_encoder_is_an_lstm_over_the_words() -> None:
-    encoder, words = encoders.InstructionEncoder(VOCABULARY).double(), random_words(40)
+    encoder = encoders.InstructionEncoder(VOCABULARY).double()
+    words = random_words(40)
     cell = nn.LSTMCell(encoders.EMBEDDING_SIZE, encoders.INSTRUCTION_SIZE).double()
     cell.load_state_dict({name.removesuffix("_l0"): value for name, value in encoder.lstm.state_dict().items()})
     for row, actual in zip(words, encoder(words)):
@@ -139,8 +169,13 @@ def test_the_instruction_encoder_is_an_lstm_over_the_words() -> None:
             hidden, memory = cell(encoder.embedding.weight[word][None], (hidden, memory))
         torch.testing.assert_close(actual, hidden[0], rtol=0, atol=1e-12)
     assert not encoder(torch.zeros(3, WORDS, dtype=torch.int64)).any(), "no words, no features"
+
+
+def test_instructions_train_the_embeddings_of_their_words() -> None:
+    encoder = encoders.InstructionEncoder(VOCABULARY)
     encoder(torch.tensor([[3, 7, 0], [3, 9, 0], [3, 7, 0]])).sum().backward()
-    assert encoder.embedding.weight.grad.abs().sum(dim=1).nonzero().flatten().tolist() == [3, 7, 9]
+    trained = encoder.embedding.weight.grad.abs().sum(dim=1) > 0
+    assert trained.nonzero().flatten().tolist() == [3, 7, 9]
 
 
 @pytest.mark.parametrize(
@@ -166,12 +201,14 @@ def test_reconstruction_equals_the_literal_formula() -> None:
     """12 x 16 pixels are 6 x 8 blocks of 2 x 2, whose means are predicted."""
     torch.manual_seed(0)
     module = encoders.Reconstruction(8, (12, 16, 3)).double()
-    images, features = agent_inputs(1, 5)["observation"][0], torch.randn(5, 8, dtype=torch.float64)
+    images = agent_inputs(1, 5)["observation"][0]
+    features = torch.randn(5, 8, dtype=torch.float64)
     predicted = (features @ module.decoder.weight.T + module.decoder.bias).detach().view(5, 3, 6, 8)
     pixels = (images.double() - 127.5) / 63.75
-    errors = [
-        (predicted[n, channel, y, x] - pixels[n, 2 * y : 2 * y + 2, 2 * x : 2 * x + 2, channel].mean()) ** 2
-        for n, channel, y, x in itertools.product(range(5), range(3), range(6), range(8))
-    ]
+    errors = []
+    for n, channel, y, x in itertools.product(range(5), range(3), range(6), range(8)):
+        block = pixels[n, 2 * y : 2 * y + 2, 2 * x : 2 * x + 2, channel]
+        errors.append((predicted[n, channel, y, x] - block.mean()) ** 2)
     loss = module(features, images)
-    assert (loss.count.tolist(), loss.value.item()) == ([720], pytest.approx(sum(errors).item() / 720, rel=1e-10))
+    assert loss.count.tolist() == [5 * 3 * 6 * 8]
+    assert loss.value.item() == pytest.approx(sum(errors).item() / len(errors), rel=1e-10)

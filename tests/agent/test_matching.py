@@ -23,21 +23,26 @@ def test_no_more_fits_into_so_many_bytes(core: str, num_bytes: int) -> None:
     config = CORES[core]
     found = with_state_of(config, num_bytes)
     size = state_bytes(make_core(found).initial_state(1))
-    assert bytes_of_state(found) == size <= num_bytes
-    before, after = sizes(config), sizes(found)
-    changed = [name for name in before if before[name] != after[name]]
+    assert bytes_of_state(found) == size
+    assert size <= num_bytes
+    before = sizes(config)
+    after = sizes(found)
     assert dataclasses.replace(found, **before) == config, "nothing else has changed"
     if core == "memoryless":
-        assert not changed
+        assert after == before
         return
+
+    # The next larger config has a larger state: one with another slot, in the same proportions, or another feature.
     if "memory_size" in after:
         older = "window" if "window" in after else "compressed_size"
-        slots, share = after["memory_size"] + after[older], before[older] / (before["memory_size"] + before[older])
-        assert after[older] == round(share * slots), "the proportions are kept"
-        num_older = round(share * (slots + 1))
+        share_of_older = before[older] / (before["memory_size"] + before[older])
+        slots = after["memory_size"] + after[older]
+        assert after[older] == round(share_of_older * slots), "the proportions are kept"
+        num_older = round(share_of_older * (slots + 1))
         grown = dataclasses.replace(found, **{"memory_size": slots + 1 - num_older, older: num_older})
     else:
-        grown = dataclasses.replace(found, model_size=after["model_size"] + (4 if core == "deltanet" else 1))
+        features = 4 if core == "deltanet" else 1  # a multiple of its four heads
+        grown = dataclasses.replace(found, model_size=after["model_size"] + features)
     assert bytes_of_state(grown) > num_bytes
 
 
