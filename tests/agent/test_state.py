@@ -32,30 +32,47 @@ class Example(NamedTuple):
 
 
 def example(rows: int, start: float = 0.0, offset: int = 3) -> Example:
+    """A state whose first layer has the numbers from `start` on, two for each row."""
     first = torch.arange(2.0 * rows).view(rows, 2) + start
-    return Example((first, -first), first[:, 0] > 1, offset)
+    return Example((first, -first), valid=first[:, 0] > 1, offset=offset)
 
 
-def test_operations_on_states() -> None:
+def test_states_are_joined_and_indexed_along_the_batch() -> None:
     joined = concatenate_states([example(2), example(1, 10.0)])
-    assert (type(joined), type(joined.layers), joined.offset, joined.cache) == (Example, tuple, 3, None)
+    assert type(joined) is Example
+    assert type(joined.layers) is tuple
+    assert joined.offset == 3
+    assert joined.cache is None
     assert joined.layers[0].tolist() == [[0, 1], [2, 3], [10, 11]]
     assert index_state(joined, slice(2, 3)).layers[0].tolist() == [[10, 11]]
     assert index_state(joined, torch.tensor([2, 0])).valid.tolist() == [True, False]
-    assert [leaf.shape for leaf in leaves(joined)] == [(3, 2), (3, 2), (3,)]
-    assert state_bytes(joined) == 2 * 3 * 2 * 4 + 3
-    assert all(leaf.device.type == "meta" for leaf in leaves(state_to(joined, "meta")))
-    arrays = map_state(lambda leaf: leaf.numpy(), joined)
+
+
+def test_leaves_of_states() -> None:
+    state = example(3)
+    assert [leaf.shape for leaf in leaves(state)] == [(3, 2), (3, 2), (3,)]
+    assert state_bytes(state) == 2 * 3 * 2 * 4 + 3, "two of float32 and one of bool"
+    assert all(leaf.device.type == "meta" for leaf in leaves(state_to(state, "meta")))
+
+
+def test_functions_of_the_leaves_of_states() -> None:
+    state = example(3)
+    arrays = map_state(lambda leaf: leaf.numpy(), state)
     assert isinstance(arrays.valid, np.ndarray)
-    assert torch.equal(map_state(torch.from_numpy, arrays).layers[1], joined.layers[1])
-    joined.layers[0].requires_grad_()
-    assert not detach_state(map_state(lambda leaf: 2 * leaf, joined)).layers[0].requires_grad
+    assert torch.equal(map_state(torch.from_numpy, arrays).layers[1], state.layers[1])
+
+    state.layers[0].requires_grad_()
+    doubled = map_state(lambda leaf: 2 * leaf, state)
+    assert doubled.layers[0].requires_grad
+    assert not detach_state(doubled).layers[0].requires_grad
 
 
 def test_a_state_is_filled_in_the_order_of_its_leaves() -> None:
     source = example(2, 10.0)
     filled = fill_state(example(3, offset=5), leaves(source))
-    assert (type(filled), filled.offset, filled.cache) == (Example, 5, None)
+    assert type(filled) is Example
+    assert filled.offset == 5
+    assert filled.cache is None
     for leaf, expected in zip(leaves(filled), leaves(source), strict=True):
         assert leaf is expected
     tensors = list(leaves(source))
@@ -65,8 +82,10 @@ def test_a_state_is_filled_in_the_order_of_its_leaves() -> None:
 
 
 def test_states_that_do_not_fit_together_are_named() -> None:
-    one, other = example(1), example(1)._replace(cache=torch.zeros(1))
-    for states in ([one, example(1, offset=4)], [one, other], [other, other, one]):
+    one = example(1)
+    other_offset = example(1, offset=4)
+    cached = example(1)._replace(cache=torch.zeros(1))
+    for states in ([one, other_offset], [one, cached], [cached, cached, one]):
         message = "states: expected one offset into the segment, and a cache in all or none"
         with pytest.raises(ValueError, match=message):
             concatenate_states(states)
@@ -75,14 +94,19 @@ def test_states_that_do_not_fit_together_are_named() -> None:
 
 
 def test_plain_tuples_become_states() -> None:
-    two, valid = (torch.ones(1, 2),) * 2, torch.zeros(1)
-    state = restore_state((two, valid, 5, None), example(1))
-    assert (type(state), state.offset, state.layers[1].tolist()) == (Example, 5, [[1, 1]])
+    layers = (torch.ones(1, 2), torch.ones(1, 2))
+    valid = torch.zeros(1)
+    state = restore_state((layers, valid, 5, None), example(1))
+    assert type(state) is Example
+    assert state.offset == 5
+    assert state.layers[1].tolist() == [[1, 1]]
+
+    two_rows = (torch.zeros(2, 2), torch.zeros(2, 2))
     for nest, message in (
-        (((torch.zeros(2, 2),) * 2, valid, 3, None), "state: expected a tensor of [1, 2], got a tensor of [2, 2]"),
+        ((two_rows, valid, 3, None), "state: expected a tensor of [1, 2], got a tensor of [2, 2]"),
         (((0, 0), valid, 3, None), "state: expected a tensor of [1, 2], got 0"),
-        ((two, valid, None, None), "state: expected 3, got None"),
-        (((*two, valid), valid, 3, None), "state: expected 2 parts, got 3 parts"),
+        ((layers, valid, None, None), "state: expected 3, got None"),
+        (((*layers, valid), valid, 3, None), "state: expected 2 parts, got 3 parts"),
     ):
         with pytest.raises(ValueError, match=re.escape(message)):
             restore_state(nest, example(1))
@@ -90,19 +114,23 @@ def test_plain_tuples_become_states() -> None:
 
 def test_states_with_a_cache_may_be_continued_more_than_once(build: Callable[..., Any]) -> None:
     """The newest state writes in place; every other one copies first."""
-    core, reset = build(config_of()), resets(3, 12)
-    inputs, others = normal(3, 12, SIZE), normal(3, 12, SIZE) + 1
+    core = build(config_of())
+    reset = resets(3, 12)
+    inputs = normal(3, 12, SIZE)
+    others = normal(3, 12, SIZE) + 1
     begin = remembered(core, inputs, reset)
 
-    def steps(state: Any, source: Tensor, first: int, last: int) -> Any:
-        for t in range(first, last):
+    def steps(state: Any, source: Tensor, first: int, stop: int) -> Any:
+        """The state after the steps `first` to `stop` - 1 of a source, one by one."""
+        for t in range(first, stop):
             state = core(source[:, t : t + 1], reset[:, t : t + 1], state).state
         return state
 
-    def same(cached: Any, *parts: Any, rows: slice = slice(None)) -> None:
+    def check(cached: Any, *parts: Any, rows: slice = slice(None)) -> None:
+        """The state equals that after (source, first, stop) of each part, without a cache."""
         expected = index_state(begin, rows)
-        for source, first, last in parts:
-            expected = core(source[rows, first:last], reset[rows, first:last], expected).state
+        for source, first, stop in parts:
+            expected = core(source[rows, first:stop], reset[rows, first:stop], expected).state
         for actual, wanted in zip(leaves(core.without_cache(cached)), leaves(expected), strict=True):
             assert_same(actual, wanted)
 
@@ -113,31 +141,49 @@ def test_states_with_a_cache_may_be_continued_more_than_once(build: Callable[...
         branch = steps(first, others, 1, 3)
         assert branch.segment[0] is not first.segment[0]
         part = index_state(second, slice(0, 2))
-        for t in range(2, 6):  # both at once, across the end of the segment
-            second, branch = steps(second, inputs, t, t + 1), steps(branch, others, t + 1, t + 2)
+
+        # Both are continued in turn, across the end of the segment.
+        for t in range(2, 6):
+            second = steps(second, inputs, t, t + 1)
+            branch = steps(branch, others, t + 1, t + 2)
         part = core(others[:2, 2:3], reset[:2, 2:3], part).state
-        same(first, (inputs, 0, 1))
-        same(second, (inputs, 0, 6))
-        same(branch, (inputs, 0, 1), (others, 1, 7))
-        same(part, (inputs, 0, 2), (others, 2, 3), rows=slice(0, 2))
+        check(first, (inputs, 0, 1))
+        check(second, (inputs, 0, 6))
+        check(branch, (inputs, 0, 1), (others, 1, 7))
+        check(part, (inputs, 0, 2), (others, 2, 3), rows=slice(0, 2))
+
         joined = concatenate_states([second, second])
         assert joined.cache[0].near is second.cache[0].near, "encodings of distances are shared by the rows"
+
     learned = core(inputs[:, 1:3], reset[:, 1:3], first)
     assert learned.state.segment[0] is not first.segment[0], "learning never writes into its arguments"
 
 
-def test_a_cache_means_that_only_new_steps_are_projected(build: Callable[..., Any]) -> None:
-    core, inputs, reset = build(config_of()), normal(1, 12, SIZE), resets(1, 12)
-    projected, attention = [], core.layers[0].attention
+def test_a_cache_means_that_only_new_steps_are_projected(
+    build: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    core = build(config_of())
+    inputs = normal(1, 12, SIZE)
+    reset = resets(1, 12)
+
+    # How many slots the first layer projects in each call.
+    projected = []
+    attention = core.layers[0].attention
     project = attention.project
-    attention.project = lambda slots, *norm: (projected.append(slots.shape[1]), project(slots, *norm))[1]
+
+    def record(slots: Tensor, *norm: Any) -> Any:
+        projected.append(slots.shape[1])
+        return project(slots, *norm)
+
+    monkeypatch.setattr(attention, "project", record)
     with torch.no_grad():
         state = core.with_cache(remembered(core, inputs, reset))
         for t in range(8):
             projected.clear()
             state = core(inputs[:, t : t + 1], reset[:, t : t + 1], state).state
             # When a full segment enters memory, only the newly compressed slots are new.
-            assert projected == ([1] if t % 4 != 3 else [1, 2])
+            ends_segment = t % 4 == 3
+            assert projected == ([1, 2] if ends_segment else [1])
         projected.clear()
         core(inputs, reset, core.without_cache(state))
         # The incoming slots, and each segment with what was compressed before it; nothing after the last one.
