@@ -27,6 +27,8 @@ from tests.agent.tiny import SIZE, config_of, normal, resets
 
 @dataclass(frozen=True)
 class Config(Checked):
+    """A field of each kind."""
+
     steps: Positive = 1
     sizes: Size | tuple[Size, ...] = (1, 2)
     rate: Above0 | None = None
@@ -60,11 +62,18 @@ class Config(Checked):
         ("on", 1, "True or False, got 1"),
     ],
 )
-def test_a_value_that_cannot_be_is_named(field: str, value: object, expected: str) -> None:
+def test_a_value_outside_of_types_or_limits_is_named(field: str, value: object, expected: str) -> None:
     with pytest.raises(ValueError, match=re.escape(f"{field}: expected {expected}")):
         Config(**{field: value})
-    config = Config(2**63 - 1, [3], 1, 0, -1e38, "post", Path("é"), ("a",), True)
-    assert (config.sizes, config.rate, config.decay) == ([3], 1, 0), "within types and limits"
+
+
+def test_values_within_types_and_limits_are_kept() -> None:
+    config = Config(
+        steps=2**63 - 1, sizes=[3], rate=1, decay=0, cost=-1e38, norm="post", path=Path("é"), names=("a",), on=True
+    )
+    assert config.sizes == [3]
+    assert config.rate == 1
+    assert config.decay == 0
 
 
 @pytest.mark.parametrize(
@@ -80,9 +89,12 @@ def test_a_value_that_cannot_be_is_named(field: str, value: object, expected: st
     ],
 )
 def test_impossible_transformers_are_named(fields: dict[str, Any], message: str) -> None:
-    assert config_of(4, 4, 0, 3).compressed_size == 0, "a rate that is not used may be anything"
     with pytest.raises(ValueError, match=message):
         config_of(**fields)
+
+
+def test_a_rate_that_is_not_used_may_be_anything() -> None:
+    assert config_of(n_s=4, n_m=4, n_cm=0, c=3).compressed_size == 0
 
 
 @pytest.mark.parametrize("config", [TransformerXLConfig, GatedTransformerXLConfig])
@@ -99,34 +111,53 @@ def test_transformer_xl_does_not_compress(
 ) -> None:
     with pytest.raises(ValueError, match=f"{name}: expected {expected}.*, got "):
         config(num_layers=2, **{name: value})
-    assert config(num_layers=2, compression_rate=(4, 4), compressed_size=(0, 0)).layer_sizes[1].compressed == 0
 
 
-def test_dropout_is_active_while_training_only(build: Callable[..., Any]) -> None:
-    core = build(config_of(dropout=0.5))
-    for training in (False, True):
-        core.train(training)
-        one, two = (core(normal(1, 6, SIZE), resets(1, 6), core.initial_state(1)).features for _ in range(2))
-        assert torch.equal(one, two) != training
+@pytest.mark.parametrize("config", [TransformerXLConfig, GatedTransformerXLConfig])
+def test_transformer_xl_may_give_its_sizes_by_layer(config: Any) -> None:
+    by_layer = config(num_layers=2, compression_rate=(4, 4), compressed_size=(0, 0))
+    assert by_layer.layer_sizes[1].compressed == 0
 
 
-def test_a_network_larger_than_memory_is_never_made(monkeypatch: pytest.MonkeyPatch) -> None:
-    config, made = LSTMConfig(2**10), []
+@pytest.mark.parametrize("training", [False, True])
+def test_dropout_is_active_while_training_only(build: Callable[..., Any], training: bool) -> None:
+    core = build(config_of(dropout=0.5)).train(training)
+    one = core(normal(1, 6, SIZE), resets(1, 6), core.initial_state(1)).features
+    two = core(normal(1, 6, SIZE), resets(1, 6), core.initial_state(1)).features
+    assert torch.equal(one, two) != training
+
+
+def recorded(config: Any, devices: list[str]) -> Callable[[], Core]:
+    """Makes the core of a config, and appends the device on which it is made."""
 
     def build() -> Core:
         core = make_core(config)
-        made.append(str(next(core.parameters()).device))
+        devices.append(next(core.parameters()).device.type)
         return core
 
-    weights = 4 * sum(parameter.numel() for parameter in make_core(config).parameters())
-    monkeypatch.setattr(memory_check, "machine_memory", lambda: 4 * weights)
+    return build
+
+
+def test_a_network_larger_than_memory_is_never_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is made on the meta device first, unless it is small for the machine."""
+    config = LSTMConfig(2**10)
+    weight_bytes = 4 * sum(parameter.numel() for parameter in make_core(config).parameters())
+    with_gradients_and_moments = 4 * weight_bytes
+    devices: list[str] = []
+
+    # There is no room for a state.
+    monkeypatch.setattr(memory_check, "machine_memory", lambda: with_gradients_and_moments)
     with pytest.raises(ValueError, match=r"network: .* memory of 0.1 GB, got .* 0.1 GB for weights, .* 0.0 GB for"):
-        build_network(build, config)
-    monkeypatch.setattr(memory_check, "machine_memory", lambda: 4 * weights + 2**20)
-    build_network(build, config, rows=2)
+        build_network(recorded(config, devices), config)
+    assert devices == ["meta"]
+
+    monkeypatch.setattr(memory_check, "machine_memory", lambda: with_gradients_and_moments + 2**20)
+    build_network(recorded(config, devices), config, rows=2)
+    assert devices == ["meta", "meta", "cpu"]
+
     monkeypatch.setattr(memory_check, "machine_memory", lambda: 10**12)
-    build_network(build, config)
-    assert made == ["meta", "meta", "cpu", "cpu"], "a network that is small for the machine is built once"
+    build_network(recorded(config, devices), config)
+    assert devices == ["meta", "meta", "cpu", "cpu"]
 
 
 @pytest.mark.parametrize(
@@ -141,14 +172,8 @@ def test_states_of_more_slots_than_any_size_are_refused(
     config: Any, rows: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Their weights are small. States of 17 GB are refused before anything is allocated."""
-    made = []
-
-    def build() -> Core:
-        core = make_core(config)
-        made.append(str(next(core.parameters()).device))
-        return core
-
+    devices: list[str] = []
     monkeypatch.setattr(memory_check, "machine_memory", lambda: 10**10)
     with pytest.raises(ValueError, match=r"network: .* memory of 10.0 GB, got .* 0.0 GB for weights, .* 17.\d GB for"):
-        build_network(build, config, rows)
-    assert made == ["meta"]
+        build_network(recorded(config, devices), config, rows)
+    assert devices == ["meta"]

@@ -1,5 +1,7 @@
 """Running moments of observations, and what agents make of them."""
 
+from typing import Any
+
 import torch
 
 from agent import Agent, AgentConfig
@@ -7,10 +9,12 @@ from agent.core import LSTMConfig
 from agent.moments import RATE, Standardization
 from tests.agent import agents
 
-PARTS, SIZES = ((2, 3, 1), (4,), (2,)), [4, 2]
+PARTS = ((2, 3, 1), (4,), (2,))
+SIZES = [4, 2]
+"""The shapes of an image and of two vectors, and the sizes of the vectors."""
 
 
-def parts_like(rows: int, seed: int) -> tuple[torch.Tensor, ...]:
+def random_parts(rows: int, seed: int) -> tuple[torch.Tensor, ...]:
     """An image and two vectors, whose elements have different means and sizes."""
     generator = torch.Generator().manual_seed(seed)
     image = torch.randint(0, 256, (rows, 5, 2, 3, 1), generator=generator, dtype=torch.uint8)
@@ -19,28 +23,35 @@ def parts_like(rows: int, seed: int) -> tuple[torch.Tensor, ...]:
     return image, first, second
 
 
+def elements_of(parts: tuple[torch.Tensor, ...]) -> torch.Tensor:
+    """The elements of both vectors, [rows * steps, 6] in float64."""
+    _, first, second = parts
+    return torch.cat([first, second], dim=-1).flatten(0, 1).double()
+
+
 def test_moments_are_those_of_all_batches_so_far_and_then_running_ones() -> None:
     """First the moments of all batches, which are of equal size; after 1 / RATE batches exponential means."""
     module = Standardization(SIZES)
-    batches = [parts_like(3, seed) for seed in range(4)]
+    batches = [random_parts(3, seed) for seed in range(4)]
     for batch in batches:
         module.update_statistics(module.sums(batch))
-    seen = torch.cat([torch.cat(batch[1:], dim=-1).flatten(0, 1) for batch in batches]).double()
+    seen = torch.cat([elements_of(batch) for batch in batches])
     torch.testing.assert_close(module.mean, seen.mean(dim=0))
     torch.testing.assert_close(module.deviation, seen.std(dim=0, correction=0))
 
     module.batches.fill_(round(10 / RATE))
     before = module.mean.clone()
     module.update_statistics(module.sums(batches[0]))
-    newest = torch.cat(batches[0][1:], dim=-1).flatten(0, 1).double().mean(dim=0)
+    newest = elements_of(batches[0]).mean(dim=0)
     torch.testing.assert_close(module.mean, (1 - RATE) * before + RATE * newest)
 
 
 def test_vectors_are_standardized_and_images_stay() -> None:
     module = Standardization(SIZES)
-    parts = parts_like(200, 0)
+    parts = random_parts(200, 0)
+    # Before the first batch they are as they were.
     for untouched, part in zip(module(parts), parts, strict=True):
-        torch.testing.assert_close(untouched, part)  # before the first batch
+        torch.testing.assert_close(untouched, part)
     module.update_statistics(module.sums(parts))
     image, *vectors = module(parts)
     assert image is parts[0]
@@ -69,17 +80,17 @@ def test_agents_for_images_alone_have_nothing_to_standardize() -> None:
 def test_the_values_own_torso_receives_no_gradient_of_the_policy() -> None:
     config = AgentConfig(torso="small", torso_size=16, core=LSTMConfig(16), value_torso=True)
     agent = Agent(config, PARTS, agents.ACTIONS)
-    inputs = {**agents.agent_inputs(3, 5), "observation": parts_like(3, 0)}
+    inputs = {**agents.agent_inputs(3, 5), "observation": random_parts(3, 0)}
     output = agent(**inputs, state=agent.initial_state(3))
-    weight = agent.value_vision[1].layers[0].weight
+
+    # The first weight of the torso of vectors: the value's own one, and the one that both use.
+    own = agent.value_vision[1].layers[0].weight
     shared = agent.vision[1].layers[0].weight
-    of_policy = torch.autograd.grad(
-        output.policy_parameters.sum(), [weight, shared], retain_graph=True, allow_unused=True
-    )
-    of_value = torch.autograd.grad(output.value.sum(), [weight, shared])
-    assert of_policy[0] is None
-    assert of_policy[1].abs().sum() > 0
-    for gradient in of_value:
+    policy = output.policy_parameters.sum()
+    on_own, on_shared = torch.autograd.grad(policy, [own, shared], retain_graph=True, allow_unused=True)
+    assert on_own is None
+    assert on_shared.abs().sum() > 0
+    for gradient in torch.autograd.grad(output.value.sum(), [own, shared]):
         assert gradient.abs().sum() > 0
 
 
@@ -87,11 +98,14 @@ def test_both_torsos_see_standardized_vectors() -> None:
     """Vectors of another unit, whose moments are in that unit too, give the same policy and the same values."""
     agent = agents.make_agent(LSTMConfig(16), shape=(3,), standardize=True, value_torso=True)
     vectors = 2 + torch.randn(4, 5, 3, generator=torch.Generator().manual_seed(0))
-    seen = []
-    for unit in (1.0, 1000.0):
+
+    def output_in(unit: float) -> Any:
         agent.standardization.batches.zero_()
         agent.standardization.update_statistics(agent.standardization.sums(unit * vectors))
         inputs = {**agents.agent_inputs(4, 5), "observation": unit * vectors}
-        seen.append(agent(**inputs, state=agent.initial_state(4)))
-    torch.testing.assert_close(seen[0].policy_parameters, seen[1].policy_parameters)
-    torch.testing.assert_close(seen[0].value, seen[1].value)
+        return agent(**inputs, state=agent.initial_state(4))
+
+    one = output_in(1.0)
+    other = output_in(1000.0)
+    torch.testing.assert_close(one.policy_parameters, other.policy_parameters)
+    torch.testing.assert_close(one.value, other.value)

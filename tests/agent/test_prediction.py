@@ -10,7 +10,13 @@ from learner.config import LearnerConfig
 from learner.learner import Learner
 from tests.agent.agents import CORES, agent_inputs, make_agent, make_trajectory
 
-ROWS, LENGTH, MODEL, ACTION, SEEN, STEPS = 2, 7, 6, 3, 5, 3
+ROWS = 2
+LENGTH = 7
+STEPS = 3  # that are predicted
+# Features of the core, of an action and of what is predicted.
+MODEL = 6
+ACTION = 3
+SEEN = 5
 
 
 def literal(module: FuturePrediction, features: Tensor, actions: Tensor, seen: Tensor, reset: Tensor) -> list[Tensor]:
@@ -19,7 +25,8 @@ def literal(module: FuturePrediction, features: Tensor, actions: Tensor, seen: T
     for row in range(ROWS):
         for start in range(LENGTH):
             hidden = torch.tanh(module.begin(features[row, start]))[None]
-            for later in range(start + 1, min(start + STEPS, LENGTH - 1) + 1):
+            last = min(start + STEPS, LENGTH - 1)
+            for later in range(start + 1, last + 1):
                 if reset[row, later]:
                     break
                 hidden = module.cell(actions[row, later][None], hidden)
@@ -32,10 +39,12 @@ def literal(module: FuturePrediction, features: Tensor, actions: Tensor, seen: T
 def test_it_is_what_its_definition_says() -> None:
     torch.manual_seed(0)
     module = FuturePrediction(MODEL, ACTION, SEEN, STEPS)
-    shapes = ((ROWS, LENGTH, size) for size in (MODEL, ACTION, SEEN))
-    features, actions, seen = map(torch.randn, shapes)
+    features = torch.randn(ROWS, LENGTH, MODEL)
+    actions = torch.randn(ROWS, LENGTH, ACTION)
+    seen = torch.randn(ROWS, LENGTH, SEEN)
     reset = torch.zeros(ROWS, LENGTH, dtype=torch.bool)
-    reset[0, 0] = reset[0, 4] = reset[1, 6] = True
+    for row, step in ((0, 0), (0, 4), (1, 6)):
+        reset[row, step] = True
     errors = literal(module, features, actions, seen, reset)
     found = module(features, actions, seen, reset)
     assert found.count.tolist() == [len(errors)]
@@ -44,54 +53,70 @@ def test_it_is_what_its_definition_says() -> None:
 
 @pytest.mark.parametrize("length", [1, 2])
 def test_short_sequences(length: int) -> None:
+    """One step has nothing to predict; of two, the first predicts the second."""
     module = FuturePrediction(MODEL, ACTION, SEEN, STEPS)
-    parts = (torch.randn(ROWS, length, size) for size in (MODEL, ACTION, SEEN))
-    found = module(*parts, torch.zeros(ROWS, length, dtype=torch.bool))
+    found = module(
+        torch.randn(ROWS, length, MODEL),
+        torch.randn(ROWS, length, ACTION),
+        torch.randn(ROWS, length, SEEN),
+        torch.zeros(ROWS, length, dtype=torch.bool),
+    )
     assert found.count.tolist() == [ROWS * (length - 1)]
     assert (found.value == 0) == (length == 1)
 
 
 @pytest.mark.parametrize("skip", [False, True])
 def test_it_trains_what_leads_to_the_features_of_memory(skip: bool) -> None:
-    """And the torso only through these: what is predicted has no gradient."""
+    """All but the heads and the compression."""
     agent = make_agent(prediction_cost=0.5, prediction_steps=2, skip=skip)
     output = agent(**agent_inputs(2, 13), state=agent.initial_state(2))
     assert output.losses.keys() == {"compression/layer_0", "compression/layer_1", "prediction"}
     output.losses["prediction"].value.backward()
+    compression = {id(parameter) for parameter in agent.compression_parameters()}
     for name, parameter in agent.named_parameters():
         trained = parameter.grad is not None and bool(parameter.grad.any())
-        head = name.startswith(("policy.", "value."))
-        compression = any(parameter is other for other in agent.compression_parameters())
-        assert trained != (head or compression), name
-    seen = torch.randn(ROWS, LENGTH, SEEN, requires_grad=True)
+        is_head = name.startswith(("policy.", "value."))
+        assert trained != (is_head or id(parameter) in compression), name
+
+
+def test_what_is_predicted_has_no_gradient() -> None:
+    """So the loss trains the torso through the features of memory only."""
     module = FuturePrediction(MODEL, ACTION, SEEN, STEPS)
-    parts = torch.randn(ROWS, LENGTH, MODEL), torch.randn(ROWS, LENGTH, ACTION)
-    module(*parts, seen, torch.zeros(ROWS, LENGTH, dtype=torch.bool)).value.backward()
+    features = torch.randn(ROWS, LENGTH, MODEL)
+    actions = torch.randn(ROWS, LENGTH, ACTION)
+    seen = torch.randn(ROWS, LENGTH, SEEN, requires_grad=True)
+    module(features, actions, seen, torch.zeros(ROWS, LENGTH, dtype=torch.bool)).value.backward()
     assert seen.grad is None
 
 
-def test_its_cost_and_agents_without_it() -> None:
-    inputs = agent_inputs(2, 5)
-    agents = [make_agent(CORES["lstm"], prediction_cost=cost) for cost in (1.0, 2.0)]
-    one, two = (each(**inputs, state=each.initial_state(2)).losses["prediction"].value for each in agents)
-    torch.testing.assert_close(2 * one, two)
+def test_the_loss_is_multiplied_by_its_cost() -> None:
+    def loss(cost: float) -> Tensor:
+        agent = make_agent(CORES["lstm"], prediction_cost=cost)
+        return agent(**agent_inputs(2, 5), state=agent.initial_state(2)).losses["prediction"].value
+
+    torch.testing.assert_close(2 * loss(1.0), loss(2.0))
+
+
+def test_agents_that_act_or_do_not_predict_have_no_loss() -> None:
+    agent = make_agent(CORES["lstm"], prediction_cost=1.0)
     with torch.no_grad():
-        assert agents[0](**inputs, state=agents[0].initial_state(2)).losses == {}
+        assert agent(**agent_inputs(2, 5), state=agent.initial_state(2)).losses == {}
     assert not any("prediction" in name for name in make_agent(CORES["lstm"]).state_dict())
 
 
 def test_it_learns_what_actions_do() -> None:
     """Features are a code of the sum of the actions so far, which only the actions in between tell."""
+    num_actions = 4
     torch.manual_seed(0)
-    module = FuturePrediction(8, 4, 8, STEPS)
+    module = FuturePrediction(8, num_actions, 8, STEPS)
     optimizer = torch.optim.Adam(module.parameters(), 1e-2)
-    code = F.layer_norm(torch.randn(4, 8), (8,))
+    codes = F.layer_norm(torch.randn(num_actions, 8), (8,))
     reset = torch.zeros(16, 12, dtype=torch.bool)
     errors = []
     for _ in range(300):
-        taken = torch.randint(0, 4, (16, 12))
-        seen = code[taken.cumsum(dim=1) % 4]
-        loss = module(seen, F.one_hot(taken, 4).float(), seen, reset).value
+        actions = torch.randint(0, num_actions, (16, 12))
+        seen = codes[actions.cumsum(dim=1) % num_actions]
+        loss = module(seen, F.one_hot(actions, num_actions).float(), seen, reset).value
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
