@@ -14,22 +14,25 @@ import sys
 def test_nothing_else_was_imported():
     assert not {"agent", "envs", "actors", "learner", "training", "numba", "ray"} & sys.modules.keys()
 """
+# One or two configs of each core, and four promises of the contract, selected by parts of the names of tests.
 CASES = "/post] or /default] or /one-layer] or /two-blocks]"
 PROMISES = "any_cutting or with_a_cache or before_a_reset or every_parameter"
 
 
 def test_a_copy_under_another_name_passes_the_suite(tmp_path: Path) -> None:
+    # memory/core is a copy of agent/core, and suite has what its contract suite needs.
     ignored = shutil.ignore_patterns("__pycache__")
     shutil.copytree(TESTS.parents[1] / "agent" / "core", tmp_path / "memory" / "core", ignore=ignored)
     shutil.copy(TESTS.parent / "conftest.py", tmp_path)  # the profiles of hypothesis
-    suite = {
-        name: (TESTS / name).read_text().replace("tests.agent", "suite").replace("agent.core", "memory.core")
-        for name in ("cores.py", "conftest.py", "tiny.py", "test_core_contract.py")
-    }
-    for name, text in {**suite, "test_last.py": ALONE}.items():
-        (path := tmp_path / "suite" / name).parent.mkdir(exist_ok=True, parents=True)
-        (path.parent / "__init__.py").touch()
-        path.write_text(text)
+    suite = tmp_path / "suite"
+    suite.mkdir()
+    (suite / "__init__.py").touch()
+    (suite / "test_last.py").write_text(ALONE)
+    for name in ("cores.py", "conftest.py", "tiny.py", "test_core_contract.py"):
+        text = (TESTS / name).read_text()
+        renamed = text.replace("tests.agent", "suite").replace("agent.core", "memory.core")
+        (suite / name).write_text(renamed)
+
     selected = f"(({PROMISES}) and ({CASES})) or nothing_else"
     options = ["-q", "-c", "/dev/null", "--rootdir=.", "--import-mode=importlib", "-o", "pythonpath=.", "-k", selected]
     command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *options, "suite"]

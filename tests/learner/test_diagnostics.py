@@ -61,6 +61,7 @@ def test_shares_are_means_over_layers_heads_rows_and_steps() -> None:
 
 @pytest.mark.gpu
 def test_an_agent_on_a_gpu_takes_trajectories_from_the_cpu() -> None:
-    agent, trajectory = make_agent(), make_trajectory(6, 24)
+    agent = make_agent()
+    trajectory = make_trajectory(6, 24)
     expected = attention_mass(agent, trajectory)
     assert attention_mass(agent.to("cuda"), trajectory) == pytest.approx(expected, abs=1e-4)

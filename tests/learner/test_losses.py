@@ -9,7 +9,9 @@ from torch import Tensor
 from agent.policies import Categorical
 from learner import losses
 
-ROWS, STEPS, ACTIONS = 3, 5, 4
+ROWS = 3
+STEPS = 5
+ACTIONS = 4
 
 
 @pytest.mark.parametrize("acting", [0.7, 0.0])

@@ -15,7 +15,8 @@ from tests.agent import agents
 from tests.learner.promises import check_shared_batches, check_skipped_updates, same
 from tests.learner.test_vtrace import literal
 
-TASKS, CORE = 2, LSTMConfig(16)
+TASKS = 2
+CORE = LSTMConfig(16)
 CONFIG = LearnerConfig(device="cpu", popart=True, popart_rate=0.1, learning_rate=0.01)
 
 

@@ -12,7 +12,8 @@ from learner.learner import Learner
 from tests.agent import agents
 from tests.learner.promises import check_shared_batches, check_skipped_updates
 
-CORE, FEATURES = LSTMConfig(16), 3
+CORE = LSTMConfig(16)
+FEATURES = 3
 CONFIG = LearnerConfig(device="cpu", learning_rate=0.01)
 
 
@@ -23,15 +24,18 @@ def make_agent() -> Agent:
 
 
 def make_batch(seed: int, rows: int = 6) -> Trajectory:
+    """Observations are vectors whose elements have very different sizes."""
     batch = agents.make_trajectory(rows, 6, seed, CORE)
     generator = torch.Generator().manual_seed(seed)
-    vectors = torch.tensor([100.0, 0.01, 1.0]) * (1 + torch.randn(rows, 7, FEATURES, generator=generator))
+    sizes = torch.tensor([100.0, 0.01, 1.0])
+    vectors = sizes * (1 + torch.randn(rows, 7, FEATURES, generator=generator))
     return batch._replace(observation=vectors, core_state=map_state(torch.Tensor.double, batch.core_state))
 
 
 def test_actors_and_learner_standardize_alike() -> None:
     """Policies that acted with the newest weights have importance weights of exactly 1, update after update."""
-    learner, actor = Learner(make_agent(), CONFIG, 1000), make_agent()
+    learner = Learner(make_agent(), CONFIG, 1000)
+    actor = make_agent()
     for seed in range(4):
         batch = make_batch(seed)
         actor.load_state_dict(learner.weights())
@@ -44,7 +48,8 @@ def test_actors_and_learner_standardize_alike() -> None:
 
 
 def test_the_last_observation_counts_with_the_next_trajectory_alone() -> None:
-    learner, batch = Learner(make_agent(), CONFIG, 1000), make_batch(0)
+    learner = Learner(make_agent(), CONFIG, 1000)
+    batch = make_batch(0)
     learner.update(batch)
     seen = batch.observation[:, :-1].flatten(0, 1).double()
     torch.testing.assert_close(learner.agent.standardization.mean, seen.mean(dim=0))

@@ -59,7 +59,10 @@ def literal(
     v_s = V(x_s) + sum_{t=s}^{s+n-1} gamma^{t-s} (prod_{i=s}^{t-1} c_i) delta_t V
     where the sum ends before the next masked step.
     """
-    rho_bar, c_bar, pg_bar = (math.inf if bar is None else bar for bar in (rho_bar, c_bar, pg_bar))
+    # Without a threshold, nothing is clipped.
+    rho_bar = math.inf if rho_bar is None else rho_bar
+    c_bar = math.inf if c_bar is None else c_bar
+    pg_bar = math.inf if pg_bar is None else pg_bar
     rows, steps = rewards.shape
     vs = torch.zeros_like(values)
     advantages = torch.zeros_like(values)
