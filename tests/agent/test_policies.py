@@ -213,6 +213,7 @@ def test_the_environment_receives_numbers_within_their_bounds(name: str, bounds:
     assert received.shape == action.shape
     assert received.dtype == action.dtype
     if isinstance(SPACES[name], int):
+        assert received.equal(action)
         return
     is_bounded: list[bool] = []
     for part in SPACES[name]:
