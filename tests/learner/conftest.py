@@ -81,7 +81,7 @@ def random_trajectory(rows: int, steps: int, seed: int = 0) -> Trajectory:
     def uniform(*shape: int) -> Tensor:
         return torch.rand(*shape, generator=generator)
 
-    # Episodes of two steps or more; the first may have one. Half of those that end are terminated, the others are truncated.
+    # Episodes of two steps or more; the first may have one. Half of those that end are terminated, half are truncated.
     reset = uniform(rows, steps + 1) < 0.2
     reset[:, 2:] &= ~reset[:, 1:-1]
     terminated = torch.zeros_like(reset)
