@@ -5,11 +5,12 @@ import itertools
 import os
 import signal
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import envs
 from actors import ActorsConfig, Episode, LocalPool, Unroll
@@ -54,20 +55,42 @@ def train(
     then: Callable[[], Any] = lambda: True,
     local: bool = True,
 ) -> Trainer:
-    """Trains to the end, or until `then` returns true; it is called once, after a number of updates."""
-    trainer, count, stop = Trainer(config, Run(folder), local), itertools.count(1), list[Any]()
+    """Trains to the end of the run, or stops after a number of updates.
+
+    `then` is called once, after these updates; training goes on unless it returns true.
+    """
+    trainer = Trainer(config, Run(folder), local)
     if resume:
         trainer.restore()
     folder.mkdir(parents=True, exist_ok=True)
     trainer.run.write_config(to_plain(trainer.config))
+
+    done = 0
+    stop: Any = False
     if updates == 0:
-        stop.append(then())
-    trainer.train(lambda progress: next(count) == updates and stop.append(then()), lambda: any(stop))
+        stop = then()
+
+    def show(progress: Any) -> None:
+        nonlocal done, stop
+        done += 1
+        if done == updates:
+            stop = then()
+
+    trainer.train(show, lambda: bool(stop))
     return trainer
 
 
+def train_in_parts(config: RunConfig, folder: Path, parts: Iterable[int]) -> list[Trainer]:
+    """A run that is stopped after each of these numbers of updates and then resumed; the trainer of each part."""
+    trainers: list[Trainer] = []
+    for updates in parts:
+        resume = len(trainers) > 0
+        trainers.append(train(config, folder, updates, resume))
+    return trainers
+
+
 def timeless(folder: Path) -> list[dict[str, float]]:
-    """The rows of metrics without measured times."""
+    """The rows of metrics without measured times, which differ between equal runs."""
     clock = ("time", "speed/", "learner/idle")
     rows = read_metrics(folder)
     return [{name: value for name, value in row.items() if not name.startswith(clock)} for row in rows]
@@ -80,15 +103,16 @@ def test_stopping_anywhere_changes_nothing(core: str, tmp_path: Path) -> None:
     actors = dataclasses.replace(CONFIG.actors, unroll_length=24)
     config = dataclasses.replace(CONFIG, log_every=2, agent=agent, actors=actors)
     straight = train(config, tmp_path / "straight", 8)
-    for stops in ((1, 7), (4, 3, 1)):
-        folder = tmp_path / f"stopped after {stops[0]}"
-        for part, updates in enumerate(stops):
-            stopped = train(config, folder, updates, resume=part > 0)
+    for parts in ((1, 7), (4, 3, 1)):
+        folder = tmp_path / f"stopped after {parts[0]}"
+        stopped = train_in_parts(config, folder, parts)[-1]
         assert stopped.learner.version == straight.learner.version == 8
         assert state(folder) == state(tmp_path / "straight")
         assert stopped.episodes == straight.episodes > 0
         assert stopped.curriculum.recent == straight.curriculum.recent
         assert timeless(folder) == timeless(tmp_path / "straight")
+
+    # The states of two actors do not fit three. An evaluation of earlier weights is renamed when training goes on.
     actors = dataclasses.replace(config.actors, num_actors=3, envs_per_actor=4)
     Run(folder).evaluation_file().write_text("{}")
     after = train(dataclasses.replace(config, actors=actors), folder, 3, resume=True)
@@ -97,19 +121,20 @@ def test_stopping_anywhere_changes_nothing(core: str, tmp_path: Path) -> None:
 
 
 def test_evaluations_change_nothing_and_resume_exactly(tmp_path: Path) -> None:
-    """Updates have almost 160 frames, so every second one is followed by an evaluation, and has a row of metrics."""
+    """An update has almost 160 frames, so that each second one reaches a multiple of 300 and is evaluated."""
+    every = 300
     config = dataclasses.replace(CONFIG, log_every=3, eval_episodes=2)
-    measuring = dataclasses.replace(config, evaluate_every=300)
+    measuring = dataclasses.replace(config, evaluate_every=every)
     train(config, tmp_path / "without", 8)
     train(measuring, tmp_path / "straight", 8)
-    for part, updates in enumerate((3, 1, 4)):
-        train(measuring, tmp_path / "stopped", updates, resume=part > 0)
+    train_in_parts(measuring, tmp_path / "stopped", (3, 1, 4))
     assert state(tmp_path / "stopped") == state(tmp_path / "straight") == state(tmp_path / "without")
     assert timeless(tmp_path / "stopped") == timeless(tmp_path / "straight")
+
     rows = read_metrics(tmp_path / "straight")
     measured = [row for row in rows if "evaluation/return" in row]
-    assert [row["learner/frames"] // 300 for row in measured] == [1, 2, 3, 4]
-    assert len(rows) == 5, "and one after update 3; that of update 6 is among them"
+    assert [row["learner/frames"] // every for row in measured] == [1, 2, 3, 4]
+    assert len(rows) == 5, "four evaluations and update 3; update 6, which also has a row, is one of the four"
     for row in measured:
         assert row["evaluation/return_low"] <= row["evaluation/return"] <= row["evaluation/return_high"]
         assert row["evaluation/episodes"] == 2
@@ -120,34 +145,44 @@ def test_evaluations_change_nothing_and_resume_exactly(tmp_path: Path) -> None:
 def test_only_unrolls_older_than_the_limit_are_dropped(
     limit: int | None, dropped: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Every third unroll says that it is three versions old."""
-    get, versions = LocalPool.get, list[int]()
+    """Every third unroll says that it is three versions old, and each that one episode has ended."""
+    get = LocalPool.get
+    versions: list[int] = []
 
     def sometimes_late(pool: LocalPool, *_: Any) -> Unroll:
         unroll = get(pool)
-        versions.append(int(unroll.trajectory.version[0]) - 3 * (len(versions) % 3 == 2))
-        late = unroll.trajectory._replace(version=unroll.trajectory.version * 0 + versions[-1])
-        return Unroll(late, [Episode(1.0, 30, 0, 0, 0, {})], versions[-1], unroll.rows)
+        version = int(unroll.trajectory.version[0])
+        if len(versions) % 3 == 2:
+            version -= 3
+        versions.append(version)
+        late = unroll.trajectory._replace(version=torch.full_like(unroll.trajectory.version, version))
+        episode = Episode(score=1.0, steps=30, environment=0, actor_id=0, version=0)
+        return Unroll(late, [episode], version, unroll.rows)
 
     monkeypatch.setattr(LocalPool, "get", sometimes_late)
-    trainer = train(dataclasses.replace(CONFIG, max_policy_lag=limit, log_every=1), tmp_path, 8)
+    config = dataclasses.replace(CONFIG, max_policy_lag=limit, log_every=1)
+    trainer = train(config, tmp_path, 8)
     rows = read_metrics(tmp_path)
     assert trainer.learner.version == 8
     assert len(versions) == 8 + dropped
     assert rows[-1]["actors/unrolls_dropped"] == dropped
-    assert max(row["policy_lag/max"] for row in rows) == (0 if dropped else 3)
+    greatest_lag = 0 if dropped else 3
+    assert max(row["policy_lag/max"] for row in rows) == greatest_lag
     assert trainer.episodes == len(versions), "episodes of dropped unrolls count"
 
-    # The count goes on when the run does: the next unroll is late again.
-    again = train(dataclasses.replace(CONFIG, max_policy_lag=limit, log_every=1), tmp_path, 1, resume=True)
-    assert again.dropped == (dropped + 1 if dropped else 0)
+    # A resumed run continues the count: the next unroll is late again.
+    again = train(config, tmp_path, 1, resume=True)
+    dropped_in_all = dropped + 1 if dropped else 0
+    assert again.dropped == dropped_in_all
 
 
 @pytest.mark.parametrize(("owner", "method"), [(LocalPool, "get"), (Learner, "update"), (LocalPool, "publish")])
 def test_errors_do_not_lose_what_was_learned(
     owner: type, method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    function, calls = getattr(owner, method), itertools.count(1)
+    """The sixth call fails, after five updates."""
+    function = getattr(owner, method)
+    calls = itertools.count(1)
 
     def fails_at_last(*arguments: Any) -> Any:
         if next(calls) == 6:
@@ -179,7 +214,7 @@ def test_a_smaller_rate_is_not_advised_for_what_environments_return(
 
 
 def test_a_batch_that_is_not_finite_says_whose_fault_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its fields are known to who advises, also after the batch was kept in a file."""
+    """The error still says that the fields come from the environments after its batch was kept in a file."""
     next_batch = LocalFeed.next_batch
 
     def spoiled(feed: LocalFeed, version: int, last: bool = False) -> Any:
@@ -195,7 +230,9 @@ def test_a_batch_that_is_not_finite_says_whose_fault_it_is(tmp_path: Path, monke
 
 
 def test_nothing_is_saved_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    steps, save = list[int](), checkpoints.save
+    """A run saves before its first update and, with this interval of 0 seconds, after each update."""
+    steps: list[int] = []
+    save = checkpoints.save
 
     def counted(place: Any, step: int, *rest: Any) -> Any:
         steps.append(step)
@@ -205,8 +242,10 @@ def test_nothing_is_saved_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     config = dataclasses.replace(CONFIG, checkpoint_seconds=0.0, log_every=2)
     first = train(config, tmp_path, 4)
     assert len(steps) == 5
-    assert [row["step"] for row in read_metrics(tmp_path)] == steps[2::2]
+    after_updates_2_and_4 = [steps[2], steps[4]]
+    assert [row["step"] for row in read_metrics(tmp_path)] == after_updates_2_and_4
     assert steps == sorted(set(steps))
+
     again = train(config, tmp_path, 0, resume=True)
     assert len(steps) == 5
     assert again.saved == first.saved
@@ -215,13 +254,17 @@ def test_nothing_is_saved_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 def test_the_last_of_two_runs_owns_a_url(tmp_path: Path) -> None:
     url = f"file://{tmp_path}/store"
     config = dataclasses.replace(CONFIG, checkpoint_url=url)
-    first, second = (Trainer(config, Run(tmp_path / name), local=True) for name in ("first", "second"))
+    first = Trainer(config, Run(tmp_path / "first"), local=True)
+    second = Trainer(config, Run(tmp_path / "second"), local=True)
+
+    # The first run claims the URL as a new one; the second may not.
     first.claim_url(new=True)
     first.train(lambda progress: None, lambda: True)
     with pytest.raises(ValueError, match=f"{url} already has checkpoints: expected a new URL, or --resume {url}"):
         second.claim_url(new=True)
     first.save()
 
+    # The second run resumes from the URL, and displaces the first.
     second.claim_url(new=False)
     second.restore()
     with pytest.raises(UserError, match=rf"taken over by {second.run} on .*; this run ends with {first.saved}"):
@@ -263,14 +306,16 @@ def test_learners_that_cannot_be_replaced(cluster: None, tmp_path: Path, monkeyp
     import ray
 
     monkeypatch.setattr("agent.failures.MAX_FAILURES", 0)
-    groups, start = list[Any](), Trainer.start_workers
+    start = Trainer.start_workers
+    groups: list[Any] = []
 
     def watched(trainer: Trainer, *arguments: Any) -> None:
         start(trainer, *arguments)
         groups.append(trainer.updater)
 
     def kill() -> None:
-        for pid in ray.get([member.pid.remote() for member in groups[0].members]):
+        pids = ray.get([member.pid.remote() for member in groups[0].members])
+        for pid in pids:
             os.kill(pid, signal.SIGKILL)
 
     monkeypatch.setattr(Trainer, "start_workers", watched)
@@ -278,7 +323,9 @@ def test_learners_that_cannot_be_replaced(cluster: None, tmp_path: Path, monkeyp
     config = dataclasses.replace(CONFIG, actors=actors, learners=2, checkpoint_seconds=1e9)
     with pytest.raises(RuntimeError, match="learners were lost 1 times in a row"):
         train(config, tmp_path, 3, then=kill, local=False)
-    checkpoint, learner = checkpoints.load_latest(tmp_path), groups[0].learner
+
+    checkpoint = checkpoints.load_latest(tmp_path)
+    learner = groups[0].learner
     assert checkpoint.state["learner"]["version"] == learner.version == 3
     assert checkpoint.step == learner.steps
     weights = learner.weights()
@@ -288,30 +335,46 @@ def test_learners_that_cannot_be_replaced(cluster: None, tmp_path: Path, monkeyp
 @pytest.mark.ray
 @pytest.mark.slow
 def test_each_unroll_is_learned_from_once_though_processes_die(cluster: None, tmp_path: Path) -> None:
-    """By two learners, of which one is killed, and an actor; a batch is always ahead, and training is evaluated."""
+    """Of two learners one is killed, and an actor; a batch is always ahead, and the agent is evaluated meanwhile."""
     import ray
 
+    every = 2000
     config = dataclasses.replace(CONFIG, learners=2, unrolls_per_update=3, log_every=2, checkpoint_seconds=1e9)
-    config = dataclasses.replace(config, evaluate_every=2000, eval_episodes=2)
-    trainer, restarts = SoakTrainer(config, Run(tmp_path), SoakOptions(learners=2)), list[tuple[int, int]]()
+    config = dataclasses.replace(config, evaluate_every=every, eval_episodes=2)
+    trainer = SoakTrainer(config, Run(tmp_path), SoakOptions(learners=2))
+    restarts: list[tuple[int, int]] = []
+
+    def kill(process: Any) -> None:
+        os.kill(ray.get(process.pid.remote()), signal.SIGKILL)
 
     def show(progress: Any) -> None:
         trainer.ledger.check_steps(trainer.learner.steps)
-        restarts.append((trainer.updater.restarts, trainer.feed.pool.status().restarts))
-        victims = {3: trainer.updater, 6: trainer.feed.pool}.get(trainer.learner.version)
-        if victims:
-            member = victims.members[0]
-            os.kill(ray.get(getattr(member, "handle", member).pid.remote()), signal.SIGKILL)
+        pool = trainer.feed.pool
+        restarts.append((trainer.updater.restarts, pool.status().restarts))
+        if trainer.learner.version == 3:
+            learner = trainer.updater.members[0]
+            kill(getattr(learner, "handle", learner))
+        elif trainer.learner.version == 6:
+            actor = pool.members[0]
+            kill(getattr(actor, "handle", actor))
 
     trainer.train(show, lambda: trainer.learner.version == 12)
-    ledger, rows = trainer.ledger, read_metrics(tmp_path)
+
+    # The ledger has each unroll once.
+    ledger = trainer.ledger
     assert len(ledger.seen) == 12 * 3
     assert (ledger.repeated, ledger.torn, ledger.wrong) == (0, 0, 0)
     assert restarts[-1] == (1, 1)
     assert ledger.fresh <= 1
+
+    # Metrics agree with it.
+    rows = read_metrics(tmp_path)
     assert not any(ledger.disagrees(row, trainer.action_repeat) for row in rows)
     measured = [row for row in rows if "evaluation/return" in row]
-    assert [(row["learner/frames"] // 2000, row["evaluation/episodes"]) for row in measured] == [(1, 2), (2, 2)]
+    assert [row["learner/frames"] // every for row in measured] == [1, 2]
+    assert [row["evaluation/episodes"] for row in measured] == [2, 2]
+
+    # So does the last checkpoint.
     checkpoint = checkpoints.load_latest(tmp_path)
     assert checkpoint.step == ledger.steps
     weights = trainer.learner.weights()
@@ -330,57 +393,70 @@ def test_no_two_episodes_of_a_run_share_a_seed(lab: list[tuple[str, int, int]]) 
         agent=AGENT,
         actors=ActorsConfig(num_actors=3, envs_per_actor=3, unroll_length=30),
     )
-    agent, held_out = make_agent(config), envs.held_out(config.env)
+    agent = make_agent(config)
+    held_out = envs.held_out(config.env)
     lab.clear()
 
-    def seeds(*actors: Any) -> list[tuple[int, int]]:
+    def seeds(actors: Iterable[Any]) -> list[tuple[int, int]]:
         """(mixer seed, seed) of the episodes of an unroll of each actor."""
         for actor in actors:
             actor.unroll(30)
             actor.close()
-        found = [pair[1:] for pair in lab]
+        found = [(mixer, seed) for _, mixer, seed in lab]
         lab.clear()
         return found
 
-    trained = seeds(*(make_actor(config, *numbers) for numbers in itertools.product(range(2), range(3), range(2))))
+    # Twelve actors of three environments, each of which begins more than eight episodes.
+    numbers = itertools.product(range(2), range(3), range(2))
+    trained = seeds(
+        [make_actor(config, generation, actor_id, incarnation) for generation, actor_id, incarnation in numbers]
+    )
     assert len(set(trained)) == len(trained) > 12 * 3 * 8
     mixers = {mixer for mixer, _ in trained}
     assert len(mixers) == 12
     assert min(mixers) >= TRAINING_MIXERS
+
+    # Four evaluators.
     evaluators = itertools.product(range(2), (False, True))
-    tested = seeds(*(make_evaluator(config, agent, 3, seed, True, held_out, film) for seed, film in evaluators))
+    tested = seeds([make_evaluator(config, agent, 3, seed, True, held_out, film) for seed, film in evaluators])
     assert len(set(tested)) == len(tested) > 4 * 3 * 8
     assert {mixer for mixer, _ in tested} == {TEST_MIXER}
-    by_name = seeds(make_evaluator(config, agent, 3, 0, True, config.env, False))
+    by_name = seeds([make_evaluator(config, agent, 3, 0, True, config.env, False)])
     assert {mixer for mixer, _ in by_name} == {0}, "training levels played by name have their own seeds"
 
+    # The run's seed decides.
     other = dataclasses.replace(config, seed=1)
-    first, second, third = (seeds(make_actor(each, 0, 0, 0)) for each in (config, config, other))
+    first = seeds([make_actor(config, 0, 0, 0)])
+    second = seeds([make_actor(config, 0, 0, 0)])
+    third = seeds([make_actor(other, 0, 0, 0)])
     assert first == second
     assert not set(first) & set(third)
 
 
 def test_episode_streams_are_unique() -> None:
+    """For 2048 generations of 4096 actors with 256 restarts: the lowest, the middle and the highest numbers of each."""
     some = [(0, 1, limit // 2, limit - 1) for limit in (2048, 4096, 256)]
     numbers = [episode_stream(*each) for each in itertools.product(*some)]
-    assert len(set(numbers)) == 64
+    assert len(set(numbers)) == 4**3
     assert (min(numbers), max(numbers)) == (0, 2**31 - 1)
     assert episode_stream(2048, 4096, 256) == 0
 
 
 def test_a_resumed_run_whose_actors_begin_anew_has_new_episodes(tmp_path: Path) -> None:
-    """Here because it has more actors than before; the same as those of no other resumption."""
+    """They begin anew because there are more actors than before. Each resumption has episodes of its own."""
     more = dataclasses.replace(CONFIG, actors=dataclasses.replace(CONFIG.actors, num_actors=3))
     begun = [train(more, tmp_path / "fresh", 1)]
+
     train(CONFIG, tmp_path / "resumed", 1)
     begun.append(train(more, tmp_path / "resumed", 1, resume=True))
-    train(CONFIG, tmp_path / "again", 1)
-    train(CONFIG, tmp_path / "again", 1, resume=True)
+
+    train_in_parts(CONFIG, tmp_path / "again", (1, 1))
     begun.append(train(more, tmp_path / "again", 1, resume=True))
+
     assert [trainer.launches for trainer in begun] == [0, 1, 2]
-    first = [trainer.batch.payload.observation[:, 0] for trainer in begun]
     assert all(trainer.batch.payload.reset[:, 0].all() for trainer in begun)
-    assert not any(one.equal(other) for one, other in itertools.combinations(first, 2))
+    first_views = [trainer.batch.payload.observation[:, 0] for trainer in begun]
+    assert not any(one.equal(other) for one, other in itertools.combinations(first_views, 2))
 
 
 # Schedules.
@@ -397,18 +473,19 @@ ARRANGEMENTS = {
 
 
 def expected_rates(frames: float, end: int) -> list[float]:
-    """Learning rate and entropy cost of the update after so many frames, of which the schedules have `end`."""
+    """Learning rate and entropy cost, of LINEAR, of the update after so many frames; the schedules have `end`."""
     share = min(1.0, frames / end)
     return [0.01 * (1 - share), 0.02 + share * (0.004 - 0.02)]
 
 
 @pytest.mark.parametrize(("schedule_frames", "end"), [(None, 800), (400, 400), (3200, 3200)])
 def test_schedules_last_as_many_frames_as_the_run(schedule_frames: int | None, end: int, tmp_path: Path) -> None:
-    """Or as is asked for. A step has four frames."""
+    """Or as many as `schedule_frames` asks for."""
     config = dataclasses.replace(CONFIG, learner=LINEAR, frames=800, schedule_frames=schedule_frames, log_every=1)
     train(config, tmp_path)
-    rows, frames = read_metrics(tmp_path), 0.0
+    rows = read_metrics(tmp_path)
     assert len(rows) >= 5
+    frames = 0.0
     for row in rows:
         assert [row["learning_rate"], row["entropy_cost"]] == pytest.approx(expected_rates(frames, end), abs=1e-12)
         frames = row["learner/frames"]
@@ -422,17 +499,18 @@ def test_each_of_several_learners_has_the_schedules_of_the_run(changes: dict[str
     learner = trainer.learner
     if config.learners > 1:
         learner = trainer.make_replica()(Communicator(), "cpu")
-    learner.steps = 50
+    learner.steps = 50  # of four frames
     assert [learner.learning_rate, learner.entropy_cost] == pytest.approx(expected_rates(200, 800))
 
 
 def test_a_resumed_run_says_how_its_learning_rate_jumps(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """And learns with it, unless the schedules are asked to end where they did."""
+    """And learns with the new rate, unless `schedule_frames` keeps the old end."""
     config = dataclasses.replace(CONFIG, learner=LINEAR, frames=320, log_every=1)
     ended = train(config, tmp_path)
     assert train(config, tmp_path, resume=True).learner.version == ended.learner.version
     assert caplog.messages == []
 
+    # A longer run whose schedules end where they did.
     longer = dataclasses.replace(config, frames=640)
     kept = dataclasses.replace(longer, schedule_frames=320)
     trainer = Trainer(kept, Run(tmp_path), local=True)
@@ -440,6 +518,7 @@ def test_a_resumed_run_says_how_its_learning_rate_jumps(tmp_path: Path, caplog: 
     assert caplog.messages == []
     assert [trainer.learner.learning_rate, trainer.learner.entropy_cost] == pytest.approx([0, 0.004])
 
+    # A longer run whose schedules are as long as the run.
     trainer = Trainer(longer, Run(tmp_path), local=True)
     trainer.restore()
     rate, cost = expected_rates(ended.frames, 640)
@@ -449,6 +528,7 @@ def test_a_resumed_run_says_how_its_learning_rate_jumps(tmp_path: Path, caplog: 
     ]
     assert [trainer.learner.learning_rate, trainer.learner.entropy_cost] == pytest.approx([rate, cost])
 
+    # Another end of one schedule.
     caplog.clear()
     smaller = dataclasses.replace(kept, learner=dataclasses.replace(LINEAR, entropy_cost_end=0.001))
     Trainer(smaller, Run(tmp_path), local=True).restore()
