@@ -15,7 +15,7 @@ from tests.agent.agents import make_trajectory
 from tests.commands.cli import state
 from tests.training.test_curriculum import STAGED
 from tests.training.test_feeds import train as train_beside
-from tests.training.test_trainer import AGENT, CONFIG, CORES, timeless, train
+from tests.training.test_trainer import AGENT, CONFIG, CORES, timeless, train, train_in_parts
 from training import curriculum
 from training.feeds import RayFeed
 from training.trainer import Trainer
@@ -25,20 +25,25 @@ ACTORS = dataclasses.replace(CONFIG.actors, unroll_length=24)
 LONG = dataclasses.replace(CONFIG, actors=ACTORS, log_every=2)
 
 
-@pytest.mark.parametrize(("core", "burn_in", "stops"), [("compressive", 8, (5, 2)), ("lstm", 0, (1, 3, 3))])
-def test_stopping_anywhere_changes_nothing(core: str, burn_in: int, stops: tuple[int, ...], tmp_path: Path) -> None:
+@pytest.mark.parametrize(("core", "burn_in", "parts"), [("compressive", 8, (5, 2)), ("lstm", 0, (1, 3, 3))])
+def test_stopping_anywhere_changes_nothing(core: str, burn_in: int, parts: tuple[int, ...], tmp_path: Path) -> None:
+    """Seven unrolls of two rows. The first three are one update each, the others four with three replayed unrolls."""
+    agent = dataclasses.replace(AGENT, core=CORES[core])
     replay = ReplayConfig(0.75, unrolls=5, burn_in=burn_in)
-    config = dataclasses.replace(LONG, agent=dataclasses.replace(AGENT, core=CORES[core]), replay=replay)
-    straight, folder = train(config, tmp_path / "straight", 7), tmp_path / "stopped"
-    for part, updates in enumerate(stops):
-        stopped = train(config, folder, updates, resume=part > 0)
+    config = dataclasses.replace(LONG, agent=agent, replay=replay)
+    folder = tmp_path / "stopped"
+    straight = train(config, tmp_path / "straight", 7)
+    stopped = train_in_parts(config, folder, parts)[-1]
     assert stopped.learner.version == straight.learner.version == 3 + 4 * 4
     assert state(folder) == state(tmp_path / "straight")
     assert timeless(folder) == timeless(tmp_path / "straight")
+
+    # Steps of fresh rows alone are counted, without the last observations of episodes.
     steps = 7 * 2 * 24
     assert steps - 7 * 4 <= straight.learner.steps <= steps
     row = read_metrics(folder)[-1]
     assert row["learner/frames"] == straight.frames == straight.learner.steps * straight.action_repeat
+
     assert row["replay/share"] in (0.5, 1.0), "of an update with two rows; of all four 0.75"
     assert 0 < row["replay/age"] <= 5 * 4 + 3
     kept = checkpoints.load_latest(folder).parts["replay"]
@@ -55,24 +60,34 @@ def test_updates_of_fewer_rows_than_an_unroll_has(tmp_path: Path) -> None:
         dataclasses.replace(config, replay=ReplayConfig(), learners=2)
 
 
-def test_a_run_may_begin_and_end_to_replay(tmp_path: Path) -> None:
+def test_a_resumed_run_may_turn_replay_on_and_off(tmp_path: Path) -> None:
     replaying = dataclasses.replace(LONG, replay=ReplayConfig(0.5, unrolls=4))
-    for config, version in ((LONG, 2), (replaying, 2 + 1 + 2 * 2), (LONG, 2 + 5 + 2)):
-        trainer = train(config, tmp_path, 3 if config.replay.share else 2, resume=version > 2)
-        assert trainer.learner.version == version
-        assert ("replay" in checkpoints.load_latest(tmp_path).parts) == (config.replay.share > 0)
+
+    trainer = train(LONG, tmp_path, 2)
+    assert trainer.learner.version == 2
+    assert "replay" not in checkpoints.load_latest(tmp_path).parts
+
+    # One unroll without enough rows to replay, and two that are two updates each.
+    trainer = train(replaying, tmp_path, 3, resume=True)
+    assert trainer.learner.version == 2 + 1 + 2 * 2
+    assert "replay" in checkpoints.load_latest(tmp_path).parts
+
+    trainer = train(LONG, tmp_path, 2, resume=True)
+    assert trainer.learner.version == 2 + 5 + 2
+    assert "replay" not in checkpoints.load_latest(tmp_path).parts
 
 
 def test_the_choice_of_rows_depends_on_the_runs_seed(tmp_path: Path) -> None:
-    """Of the same rows, by the same version of the learner."""
-    chosen = list[list[int]]()
+    """The rows and the version of the learner are the same; each row has its own `actor_id`."""
+    chosen: list[list[int]] = []
     for seed in (3, 4, 3):
         config = dataclasses.replace(LONG, seed=seed, replay=ReplayConfig(0.5, unrolls=20))
         trainer = Trainer(config, Run(tmp_path), local=True)
         assert trainer.replay
         for number in range(20):
             fresh = make_trajectory(2, 24, seed=number, core=AGENT.core)
-            mixed = trainer.replay.mix(fresh._replace(actor_id=torch.tensor([2 * number, 2 * number + 1])))
+            actor_id = torch.tensor([2 * number, 2 * number + 1])
+            mixed = trainer.replay.mix(fresh._replace(actor_id=actor_id))
         assert mixed.replayed is not None
         chosen.append(mixed.actor_id[mixed.replayed].tolist())
     assert chosen[0] == chosen[2] != chosen[1]
@@ -82,24 +97,27 @@ def test_rows_of_an_earlier_stage_are_not_replayed(tmp_path: Path, monkeypatch: 
     """And stopping anywhere changes nothing. A stage's first batch has fresh rows only."""
     monkeypatch.setattr(curriculum, "EPISODES", 4)
     config = dataclasses.replace(STAGED, replay=ReplayConfig(0.5, unrolls=6))
-    seen, first = list[tuple[int, int | None]](), [0, 0, 0]
     trainer = Trainer(config, Run(tmp_path / "straight"), local=True)
+    seen: list[tuple[int, int | None]] = []
+    first_versions = [0, 0, 0]
 
     def show(progress: Any) -> None:
-        stage, batch = trainer.curriculum.number, trainer.batch.payload
+        """Notes the stage and the number of replayed rows; None where the batch has no such rows."""
+        stage = trainer.curriculum.number
+        batch = trainer.batch.payload
         if batch.replayed is None:
-            first[stage] = int(batch.version.max())
+            first_versions[stage] = int(batch.version.max())
+            seen.append((stage, None))
         else:
-            assert batch.version.min() >= first[stage]
-        seen.append((stage, None if batch.replayed is None else int(batch.replayed.sum())))
+            assert batch.version.min() >= first_versions[stage]
+            seen.append((stage, int(batch.replayed.sum())))
 
     trainer.train(show, lambda: len(seen) == 8)
-    expected = [(0, None), (0, 2), (1, None), (1, 2), (2, None), (2, 2), (2, 2), (2, 2)]
-    assert seen == expected
-    for stops in ((2, 6), (1, 2, 5), (3, 1, 4)):
-        folder = tmp_path / "-".join(map(str, stops))
-        for part, updates in enumerate(stops):
-            train(config, folder, updates, resume=part > 0)
+    assert seen == [(0, None), (0, 2), (1, None), (1, 2), (2, None), (2, 2), (2, 2), (2, 2)]
+
+    for parts in ((2, 6), (1, 2, 5), (3, 1, 4)):
+        folder = tmp_path / "-".join(map(str, parts))
+        train_in_parts(config, folder, parts)
         assert state(folder) == state(tmp_path / "straight")
 
 
@@ -109,9 +127,12 @@ def test_rows_of_an_earlier_stage_are_not_replayed(tmp_path: Path, monkeypatch: 
 def test_a_batch_is_requested_for_the_version_that_learns_from_it(
     share: float, versions: list[int], train_as_on_ray: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """On Ray it is requested before the one that precedes it is learned from, in as many updates as that will be."""
-    receive, update = RayFeed._receive, Trainer.update
-    requested, learned = list[int](), list[int]()
+    """On Ray a batch is requested before the one ahead of it is learned from, which takes several updates if it
+    replays."""
+    receive = RayFeed._receive
+    update = Trainer.update
+    requested: list[int] = []
+    learned: list[int] = []
 
     def watched_receive(feed: RayFeed, version: int, check: Any) -> Any:
         requested.append(version)
@@ -128,7 +149,7 @@ def test_a_batch_is_requested_for_the_version_that_learns_from_it(
 
 
 def test_unrolls_beside_the_updates(train_as_on_ray: Any, tmp_path: Path) -> None:
-    """As on Ray: fresh unrolls alone are counted and may be too old."""
+    """As on Ray. Only fresh unrolls are counted, and only they have a greatest policy lag."""
     config = {"replay": ReplayConfig(0.5, unrolls=3), "log_every": 1, "max_policy_lag": 3}
     trainer = train_as_on_ray(tmp_path, 6, **config)
     assert trainer.learner.version == 1 + 5 * 2
