@@ -66,24 +66,44 @@ def train(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Trainer]:
     monkeypatch.setattr("training.feeds.make_pool", make_pool)
 
     def train(folder: Path, updates: int, resume: bool = False, **fields: Any) -> Trainer:
-        trainer, count = Trainer(dataclasses.replace(CONFIG, **fields), Run(folder), local=False), itertools.count(1)
-        trainer.on_ray, stop = False, list[bool]()
+        """Trains for a number of updates, with other fields of the configuration."""
+        trainer = Trainer(dataclasses.replace(CONFIG, **fields), Run(folder), local=False)
+        trainer.on_ray = False
         if resume:
             trainer.restore()
-        trainer.train(lambda progress: next(count) == updates and stop.append(True), lambda: any(stop))
+
+        done = 0
+
+        def show(progress: Any) -> None:
+            nonlocal done
+            done += 1
+
+        trainer.train(show, lambda: done >= updates)
         return trainer
 
     return train
 
 
 def make_actor(config: Any, env: str) -> Callable[[int, int], Any]:
+    """Makes the actors of a run that was never resumed, as pools want them."""
     from training.factories import make_actor
 
     return lambda actor_id, incarnation: make_actor(config, 0, actor_id, incarnation, env)
 
 
+def leave() -> None:
+    """A check that ends any wait."""
+    raise EOFError
+
+
 def test_functions_of_a_thread_are_called_in_turn() -> None:
-    order, waiting = list[int](), threading.Event()
+    """An error reaches the caller that waits for it. A function that waits is cancelled when the thread closes."""
+    order: list[int] = []
+    waiting = threading.Event()
+
+    def divide_10_by(number: int) -> int:
+        order.append(number)
+        return 10 // number
 
     def wait(thread: Background) -> None:
         while True:
@@ -91,45 +111,50 @@ def test_functions_of_a_thread_are_called_in_turn() -> None:
             thread.check()
 
     with closing(Background()) as thread:
-        futures = [thread.start(lambda number=number: order.append(number) or 10 // number) for number in (2, 1, 0)]  # type: ignore
-        assert [wait_for(future, lambda: None) for future in futures[:2]] == [5, 10]
+        by_2 = thread.start(lambda: divide_10_by(2))
+        by_1 = thread.start(lambda: divide_10_by(1))
+        by_0 = thread.start(lambda: divide_10_by(0))
+        assert wait_for(by_2, lambda: None) == 5
+        assert wait_for(by_1, lambda: None) == 10
         with pytest.raises(ZeroDivisionError):
-            wait_for(futures[2], lambda: None)
+            wait_for(by_0, lambda: None)
+
         endless = thread.start(lambda: wait(thread))
         with pytest.raises(EOFError):
             wait_for(endless, leave)
-        waiting.wait(PATIENCE)
+        assert waiting.wait(PATIENCE)
     assert order == [2, 1, 0]
     assert not thread.thread.is_alive()
     with pytest.raises(CancelledError):
         endless.result()
 
 
-def leave() -> None:
-    raise EOFError
-
-
 def test_the_next_batch_and_weights_are_on_their_way_during_an_update(
     train: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The second update ends when the third batch is here; the weights of the first are published after it began."""
-    update, get, publish = Learner.update, Sender.get, Sender.publish
-    received, second, threads = list[int](), threading.Event(), dict[str, set[int]](get=set(), publish=set())
+    update = Learner.update
+    get = Sender.get
+    publish = Sender.publish
+    received: list[int] = []  # the version that played each unroll
+    second_began = threading.Event()
+    threads = {threading.get_ident()}
 
     def watched_get(pool: Sender, *arguments: Any) -> Unroll:
-        threads["get"].add(threading.get_ident())
+        threads.add(threading.get_ident())
         unroll = get(pool, *arguments)
         received.append(unroll.version)
         return unroll
 
     def late_publish(pool: Sender, weights: Any, version: int) -> None:
-        threads["publish"].add(threading.get_ident())
-        assert version != 1 or second.wait(PATIENCE)
+        threads.add(threading.get_ident())
+        if version == 1:
+            assert second_began.wait(PATIENCE)
         publish(pool, weights, version)
 
     def patient_update(learner: Learner, batch: Any) -> Any:
         if learner.version == 1:
-            second.set()
+            second_began.set()
             wait_until(lambda: len(received) == 3)
         return update(learner, batch)
 
@@ -138,11 +163,11 @@ def test_the_next_batch_and_weights_are_on_their_way_during_an_update(
     monkeypatch.setattr(Learner, "update", patient_update)
     train(tmp_path, 4)
     assert received[:2] == [0, 0]
-    assert len({threading.get_ident()}.union(*threads.values())) == 3
+    assert len(threads) == 3, "the loop's, one that receives and one that publishes"
 
 
 def test_frames_are_counted_once_and_a_run_resumes(train: Callable[..., Trainer], tmp_path: Path) -> None:
-    """A batch that is ahead when the run ends counts nowhere; its episodes neither."""
+    """Neither the steps nor the episodes of a batch that is ahead when the run ends are counted."""
     first = train(tmp_path, 5, log_every=1)
     rows = read_metrics(tmp_path)
     assert rows[0]["policy_lag/max"] == 0
@@ -159,7 +184,9 @@ def test_frames_are_counted_once_and_a_run_resumes(train: Callable[..., Trainer]
 def test_errors_of_threads_reach_the_loop(
     method: str, train: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    function, calls = getattr(Sender, method), itertools.count(1)
+    """The fourth call fails, after three updates or four: threads do not wait for the loop."""
+    function = getattr(Sender, method)
+    calls = itertools.count(1)
 
     def fails_at_last(*arguments: Any) -> Any:
         if next(calls) == 4:
@@ -175,15 +202,20 @@ def test_errors_of_threads_reach_the_loop(
 def test_weights_that_were_lost_are_published_anew(
     train: Callable[..., Trainer], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As if the node of several learners were lost before the weights were taken from it; also if actors wait."""
-    take, published, lost = Learner.snapshot, list[int](), list[int]()
+    """As if the node of several learners were lost before the weights were taken from it. Actors wait for them,
+    because no lag is allowed."""
+    take_snapshot = Learner.snapshot
+    published: list[int] = []
+    lost: list[int] = []
 
     def fails_once(learner: Learner) -> Callable[[], Any]:
         def lose() -> Any:
             lost.append(learner.version)
             raise PeerLost("lost")
 
-        return lose if learner.version == 2 and not lost else take(learner)
+        if learner.version == 2 and not lost:
+            return lose
+        return take_snapshot(learner)
 
     def watched_publish(pool: Any, weights: Any, version: int) -> None:
         published.append(version)
@@ -203,7 +235,7 @@ def test_a_batch_is_its_unrolls_in_memory_of_its_own() -> None:
         assert value.dtype == expected.dtype
         assert value.equal(expected)
         value.zero_()
-    assert parts[0].observation.any()
+    assert parts[0].observation.any(), "zeros in the batch left the unrolls as they were"
 
 
 def test_a_snapshot_is_of_the_weights_when_it_was_taken() -> None:
@@ -219,34 +251,44 @@ def test_a_snapshot_is_of_the_weights_when_it_was_taken() -> None:
 
 
 def test_trajectories_of_a_batch_are_fetched_when_they_are_asked_for() -> None:
-    """Where several learners fetch the batch; otherwise it is the payload, or the learners keep it."""
-    fetched = list[int]()
+    """If several learners have the batch, it is fetched from its unrolls; otherwise it is the payload, if any."""
+    trajectories = [agents.make_trajectory(2, 4, seed) for seed in range(2)]
+    fetched: list[int] = []
 
     def fetch(number: int) -> Callable[[Any], Any]:
-        return lambda reference: fetched.append(number) or trajectories[number]  # type: ignore[func-returns-value]
+        def fetch_this(reference: Any) -> Any:
+            fetched.append(number)
+            return trajectories[number]
 
-    trajectories = [agents.make_trajectory(2, 4, seed) for seed in range(2)]
+        return fetch_this
+
     unrolls = [Unroll(None, [], 0, 2, fetch(number)) for number in range(2)]
     several = Batch(5, [], 0, unrolls).trajectories()
     assert fetched == []
     next(several)
     assert fetched == [0]
-    assert list(Batch(trajectories[0], [], 0, []).trajectories()) == trajectories[:1]
+
+    payload = trajectories[0]
+    assert list(Batch(payload, [], 0, []).trajectories()) == [payload]
     assert list(Batch(None, [], 0, []).trajectories()) == []
 
 
 @pytest.mark.gpu
 def test_a_batch_and_a_snapshot_of_a_gpu_are_what_plain_copies_are() -> None:
-    """While the GPU computes, from other threads, and again and again in the same memory."""
-    device, weights = torch.device("cuda"), torch.nn.Linear(512, 512, device="cuda")
+    """While the GPU computes, from another thread, and twenty times in the same memory."""
+    device = torch.device("cuda")
+    weights = torch.nn.Linear(512, 512, device=device)
     with closing(Background()) as thread:
         for seed in range(20):
             parts = [agents.make_trajectory(8, 64, 3 * seed + part) for part in range(3)]
             ahead = thread.start(lambda parts=parts: load([arrays(part) for part in parts], device))  # type: ignore
             batch = wait_for(ahead, lambda: None)()
             doubled = [2 * leaf.float() for leaf in leaves(batch)]
-            del batch
-            expected, complete = weights.weight.detach().cpu(), snapshot(weights)
+            del batch  # so that the next one may have its memory
+
+            # The weights change while the thread completes the snapshot.
+            expected = weights.weight.detach().cpu()
+            complete = snapshot(weights)
             published = thread.start(complete)
             with torch.no_grad():
                 weights.weight.add_(torch.randn_like(weights.weight) @ torch.randn_like(weights.weight))
