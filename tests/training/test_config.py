@@ -64,29 +64,50 @@ def test_fields_that_a_file_lacks_have_their_defaults() -> None:
 
 
 def test_the_preset_for_dmlab30_is_the_papers_agent_that_reads() -> None:
-    paper, all_levels = make_preset("paper", "lstm"), make_preset("dmlab30", "lstm")
+    paper = make_preset("paper", "lstm")
+    all_levels = make_preset("dmlab30", "lstm")
     assert (paper.agent.instruction, all_levels.agent.instruction) == (None, True)
     assert dataclasses.replace(all_levels.agent, instruction=None) == paper.agent
     assert all_levels.learner == paper.learner
     assert all_levels.actors.num_actors % len(tasks(all_levels.env)) == 0
 
 
-OURS = ("agent.", "actors.", "learner.", "text.", "speech.", "training.", "reports.", "commands.")
+OURS = ("agent.", "envs.", "actors.", "learner.", "storage.", "sequences.", "training.", "reports.", "commands.")
+"""Modules of this project, without those of its tests."""
+
+
+def checked_classes() -> set[type[Checked]]:
+    """All configurations and options of the project, once all commands are imported."""
+    for name in set(commands.COMMANDS.values()):
+        importlib.import_module(f"commands.{name}")
+    kinds: set[type[Checked]] = set()
+    waiting = Checked.__subclasses__()
+    while waiting:
+        kind = waiting.pop()
+        waiting += kind.__subclasses__()
+        if kind.__module__.startswith(OURS):
+            kinds.add(kind)
+    return kinds
 
 
 def test_every_number_of_every_option_has_limits() -> None:
     """Only a threshold may be any finite number."""
-    for name in set(commands.COMMANDS.values()):
-        importlib.import_module(f"commands.{name}")
-    kinds, found = [Checked], []
-    for kind in kinds:  # grows meanwhile
-        kinds += kind.__subclasses__()
-    for kind in (kind for kind in kinds[1:] if kind.__module__.startswith(OURS)):
-        for name, hint in typing.get_type_hints(kind, include_extras=True).items():
-            plain = str(typing.get_type_hints(kind)[name])
-            if re.search(r"\b(int|float)\b", plain) and "Range" not in str(hint):
-                found.append(f"{kind.__name__}.{name}")
-    assert found == ["CompareOptions.threshold"]
-    ours = {module for name, module in sys.modules.items() if name.startswith("commands.")}
-    options = {each for module in ours for name, each in vars(module).items() if name.endswith("Options")}
-    assert options <= {*kinds}, options - {*kinds}
+    without_limits = []
+    for kind in checked_classes():
+        plain = typing.get_type_hints(kind)
+        annotated = typing.get_type_hints(kind, include_extras=True)
+        for name in plain:
+            is_number = re.search(r"\b(int|float)\b", str(plain[name]))
+            if is_number and "Range" not in str(annotated[name]):
+                without_limits.append(f"{kind.__name__}.{name}")
+    assert without_limits == ["CompareOptions.threshold"]
+
+
+def test_all_options_of_commands_are_checked() -> None:
+    kinds = checked_classes()
+    options = set()
+    for module_name, module in list(sys.modules.items()):
+        if module_name.startswith("commands."):
+            options |= {value for name, value in vars(module).items() if name.endswith("Options")}
+    assert len(options) > 10
+    assert options <= kinds, options - kinds
