@@ -21,14 +21,21 @@ from training.plain import to_plain
 from training.trainer import Trainer
 
 
-def test_counters_are_those_that_have_no_scale_of_their_own() -> None:
+def make_episode(score: float = 0.0, task: str = "", metrics: dict[str, float] | None = None) -> Episode:
+    """An episode of ten steps."""
+    return Episode(score, steps=10, environment=0, actor_id=0, version=0, metrics=metrics or {}, task=task)
+
+
+def test_all_metrics_but_choices_are_counters() -> None:
+    """Choices have a share instead, of right ones among all."""
     ends: list[dict[str, float]] = [
         {"correct_choices": 1, "wrong_choices": 2, "doors": 3, "mean": 7},
         {"doors": 5, "keys": 1},
     ]
-    episodes = [Episode(0.0, 1, 0, 0, 0, metrics) for metrics in ends]
+    episodes = [make_episode(metrics=metrics) for metrics in ends]
     counters = counters_of(episodes)
     assert {name: values.tolist() for name, values in counters.items()} == {"doors": [3, 5], "mean": [7], "keys": [1]}
+
     summary = summarize(episodes, "diagnostic:recall")
     metrics = as_metrics(summary)
     assert metrics["evaluation/counter/doors"] == summary["counters"]["doors"]["mean"] == 4
@@ -55,12 +62,19 @@ def test_long_episodes_count_as_often_as_short_ones() -> None:
 
 def test_the_capped_mean_caps_each_task() -> None:
     env = "dmlab:rooms_watermaze,dmlab:lasertag_one_opponent_small,dmlab:lt_chasm"
-    scores = dict(zip(envs.tasks(env), (1000.0, -0.224, 5.0)))
-    episodes = [Episode(score, 10, 0, 0, 0, {}, task) for task, score in scores.items() for _ in range(2)]
+    watermaze, lasertag, chasm = envs.tasks(env)
+    above_human = 1000.0
+    random_play = -0.224
+    scores = {watermaze: above_human, lasertag: random_play, chasm: 5.0}
+    episodes = []
+    for task, score in scores.items():
+        episodes += [make_episode(score, task), make_episode(score, task)]
     summary = summarize(episodes, env)
     assert summary["human_normalised"] > 100
-    assert summary["human_normalised_capped"] == pytest.approx(50.0)
-    assert summary["return"] == dict.fromkeys(("mean", "low", "high"), pytest.approx(sum(scores.values()) / 3))
+    assert summary["human_normalised_capped"] == pytest.approx(50.0), "of 100 and 0; the third has no human score"
+    mean = pytest.approx(sum(scores.values()) / 3)
+    assert summary["return"] == {"mean": mean, "low": mean, "high": mean}
+
     metrics = as_metrics(summary)
     assert metrics["evaluation/return"] == summary["return"]["mean"]
     assert metrics["evaluation/human_normalised_capped"] == pytest.approx(50.0)
@@ -80,14 +94,16 @@ def test_every_finite_metric_goes_to_the_gauges(tmp_path: Path, monkeypatch: pyt
     with MetricsWriter(tmp_path, gauges=RayGauges("a").set) as writer:
         writer.write(1, {"episode/return": 1.5, "loss/total": math.nan, "gradient/norm": math.inf})
         writer.write(2, {"episode/return": -0.5, "a.b-c/d:e f": 2})
-    name = gauge_name("a.b-c/d:e f")
-    assert name == "compressive_a_b_c_d_e_f"
-    returns = [("compressive_episode_return", "a", value) for value in (1.5, -0.5)]
-    assert rows == [*returns, (name, "a", 2.0)]
+    assert gauge_name("a.b-c/d:e f") == "compressive_a_b_c_d_e_f"
+    assert rows == [
+        ("compressive_episode_return", "a", 1.5),
+        ("compressive_episode_return", "a", -0.5),
+        ("compressive_a_b_c_d_e_f", "a", 2.0),
+    ]
 
 
 def test_a_run_may_be_evaluated_elsewhere(tmp_path: Path) -> None:
-    """In an environment with the same interface, which needs a permission like that of the training."""
+    """In an environment with the same interface. If it can run any code, it must be allowed, as in training."""
     config = dataclasses.replace(CONFIG, env="diagnostic:recall,delay=3", eval_env="diagnostic:recall,delay=9")
     trainer = train(dataclasses.replace(config, eval_episodes=2), tmp_path / "run", 1)
     assert evaluate(trainer.config, trainer.agent)["environment"] == config.eval_env
@@ -103,7 +119,7 @@ def test_a_run_may_be_evaluated_elsewhere(tmp_path: Path) -> None:
 
 
 def test_an_evaluation_may_be_greedy(tmp_path: Path) -> None:
-    """In a walk whose every wrong step costs 1: a new agent always goes the same way if it is greedy."""
+    """In a walk whose every wrong step costs 1. A new agent always goes the same way if it is greedy."""
     config = dataclasses.replace(CONFIG, env="diagnostic:passive-tmaze,length=20", eval_episodes=16)
     trainer = train(config, tmp_path / "run", 1)
     sampled = evaluate(config, trainer.agent)

@@ -15,6 +15,7 @@ from training.trainer import Trainer
 
 
 def inheriting(source: Path, **changes: Any) -> Trainer:
+    """A new run that is to begin with the weights of the run `source`."""
     return Trainer(dataclasses.replace(CONFIG, from_run=str(source), **changes), Run(""), local=True)
 
 
@@ -24,13 +25,18 @@ def test_a_run_starts_with_the_weights_of_another(tmp_path: Path) -> None:
     trainer = inheriting(tmp_path / "source", env="rooms:small,object_scale=2.5,action_repeat=2")
     before = trainer.learner.weights()
     trainer.inherit()
-    weights, expected = trainer.learner.weights(), source.learner.weights()
+
+    # The weights are those of the other run, and nothing else is.
+    weights = trainer.learner.weights()
+    expected = source.learner.weights()
     assert all(torch.equal(weights[name], expected[name]) for name in expected)
     assert any(not torch.equal(weights[name], before[name]) for name in expected)
     fresh = Trainer(CONFIG, Run(""), local=True).learner.state_dict()["optimizer"]
     assert str(trainer.learner.state_dict()["optimizer"]) == str(fresh)
     assert trainer.learner.version == trainer.learner.steps == 0
     assert trainer.config.from_run == str(source.saved)
+
+    # The new run is resumed without the other.
     trainer.run = Run(tmp_path / "new")
     trainer.place = trainer.run.path
     trainer.train(lambda _: None, lambda: trainer.learner.version == 1)
