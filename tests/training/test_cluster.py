@@ -27,11 +27,16 @@ from training.trainer import Trainer
 
 @pytest.mark.parametrize(("seconds", "silent"), [(0.0, 4.0), (1.0, 8.0)], ids=["refused", "vanished"])
 def test_silence_is_the_time_of_failed_probes(seconds: float, silent: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A machine that refuses a connection does so at once; one that vanished takes a probe's time as well."""
-    watch, clock = HeadWatch.__new__(HeadWatch), itertools.count(step=seconds)
-    watch.address, watch.silent, watch._closed = "10.0.0.1:6379", 0.0, threading.Event()
-    waits = iter([False] * 4 + [True])
-    monkeypatch.setattr(watch._closed, "wait", lambda timeout: next(waits))
+    """Four probes a second apart. A machine that refuses a connection does so at once; one that vanished takes a
+    second of each probe as well."""
+    watch = HeadWatch.__new__(HeadWatch)  # without its thread
+    watch.address = "10.0.0.1:6379"
+    watch.silent = 0.0
+    watch._closed = threading.Event()
+    closed = iter([False, False, False, False, True])
+    monkeypatch.setattr(watch._closed, "wait", lambda timeout: next(closed))
+
+    clock = itertools.count(step=seconds)
     monkeypatch.setattr(cluster.time, "monotonic", lambda: next(clock))
 
     def fail(address: Any, timeout: float) -> None:
@@ -74,7 +79,8 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
 
 
-def joined(address: str) -> None:
+def join(address: str) -> None:
+    """Joins a cluster and leaves it."""
     with cluster.start_ray(address, 1, 0, Console()):
         pass
 
@@ -84,33 +90,42 @@ def test_auto_may_stand_for_a_cluster_that_has_ended(
     listening: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Ray itself would try to reach it for 15 minutes."""
-    began = "ray-address: expected a Ray cluster, got auto: 127.0.0.1:"
+    begin = "ray-address: expected a Ray cluster, got auto: 127.0.0.1:"
+
+    # RAY_ADDRESS names a port that nothing listens to.
     monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")
-    with pytest.raises(UserError, match=f"^{began}1, which RAY_ADDRESS names: .*Connection refused"):
-        joined("auto")
+    with pytest.raises(UserError, match=f"^{begin}1, which RAY_ADDRESS names: .*Connection refused"):
+        join("auto")
+
+    # It names a server that never answers.
     monkeypatch.setenv("RAY_ADDRESS", f"127.0.0.1:{listening}")
-    with pytest.raises(UserError, match=f"^{began}{listening}, which RAY_ADDRESS names: it did not answer .* in 0.5 s"):
-        joined("auto")
+    with pytest.raises(UserError, match=f"^{begin}{listening}, which RAY_ADDRESS names: it did not answer .* in 0.5 s"):
+        join("auto")
+
+    # Ray's own file names a cluster that has ended.
     monkeypatch.delenv("RAY_ADDRESS")
     monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
-    (tmp_path / "ray").mkdir()
-    (tmp_path / "ray" / "ray_current_cluster").write_text("127.0.0.1:1")
-    with pytest.raises(UserError, match=f"^{began}1, which the last `ray start` on this machine names: .*refused"):
-        joined("auto")
-    (tmp_path / "ray" / "ray_current_cluster").unlink()
+    current = tmp_path / "ray" / "ray_current_cluster"
+    current.parent.mkdir()
+    current.write_text("127.0.0.1:1")
+    with pytest.raises(UserError, match=f"^{begin}1, which the last `ray start` on this machine names: .*refused"):
+        join("auto")
+
+    # There is none at all.
+    current.unlink()
     with pytest.raises(UserError, match="got auto: Could not find any running Ray instance"):
-        joined("auto")
+        join("auto")
 
 
 @pytest.mark.usefixtures("impatient")
 def test_a_server_that_is_no_head_is_not_waited_for(listening: int, other_service: int) -> None:
     for address in (f"127.0.0.1:{listening}", f"ray://127.0.0.1:{listening}"):
         with pytest.raises(UserError, match=f"got {address}: it did not answer as a Ray cluster in 0.5 s"):
-            joined(address)
+            join(address)
     with pytest.raises(UserError, match="it is another service, not the head of a Ray cluster"):
-        joined(f"127.0.0.1:{other_service}")
+        join(f"127.0.0.1:{other_service}")
     with pytest.raises(UserError, match="got local: local is no cluster that can be joined"):
-        joined("local")
+        join("local")
 
 
 @pytest.mark.ray
@@ -121,7 +136,7 @@ def test_the_head_of_a_cluster_answers(cluster: None) -> None:
 
 
 def test_workers_of_an_own_cluster_start_under_uv_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where Ray is to make an environment for each worker, it says so by the same variable."""
+    """Ray's environments of `uv run`, one for each worker, are off unless the user has set the variable."""
     name = "RAY_ENABLE_UV_RUN_RUNTIME_ENV"
     assert hasattr(ray_constants, name)
     for before, after in ((None, "0"), ("1", "1")):
@@ -144,12 +159,18 @@ def test_rays_sockets_fit_whatever_the_temporary_folder(
     with pytest.raises(OSError, match="path length"):
         validate_socket_filepath(socket_in(f"{longest}x"))
 
+    # If TMPDIR is too long, Ray is given another folder, with a warning.
     monkeypatch.setenv("RAY_TMPDIR", "")
-    for folder, used in ((longest, ""), (f"{longest}x", "/tmp")):
-        monkeypatch.setenv("TMPDIR", folder)
-        cluster._require_short_paths()
-        assert os.environ["RAY_TMPDIR"] == used
-        assert ("TMPDIR is too long" in caplog.text) == bool(used)
+    monkeypatch.setenv("TMPDIR", longest)
+    cluster._require_short_paths()
+    assert os.environ["RAY_TMPDIR"] == ""
+    assert "TMPDIR is too long" not in caplog.text
+    monkeypatch.setenv("TMPDIR", f"{longest}x")
+    cluster._require_short_paths()
+    assert os.environ["RAY_TMPDIR"] == "/tmp"
+    assert "TMPDIR is too long" in caplog.text
+
+    # If the user's own RAY_TMPDIR is too long, in bytes, it is an error.
     monkeypatch.setenv("RAY_TMPDIR", longest)
     cluster._require_short_paths()
     monkeypatch.setenv("RAY_TMPDIR", f"{longest}é")
@@ -158,12 +179,12 @@ def test_rays_sockets_fit_whatever_the_temporary_folder(
 
 
 def test_a_user_without_a_home_has_a_token_all_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ray writes the token of a new cluster into the home."""
+    """Ray writes the token of a new cluster into the home. A home that is a file can have none."""
     for name in ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"):
         monkeypatch.setenv(name, "")
     monkeypatch.setenv("HOME", str(tmp_path))
     cluster._provide_token()
-    assert not os.environ["RAY_AUTH_TOKEN"]
+    assert not os.environ["RAY_AUTH_TOKEN"], "Ray makes it"
     (tmp_path / "file").touch()
     monkeypatch.setenv("HOME", str(tmp_path / "file"))
     cluster._provide_token()

@@ -36,6 +36,8 @@ def sleep(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
 def test_the_clock_measures_the_last_seconds_and_idle_time(sleep: Callable[[float], None]) -> None:
     clock = Clock(1000, window=10.0)
     assert clock.rate == 0
+
+    # 100 in 40 seconds, and then 10 every 5 seconds.
     sleep(40)
     assert clock.idle_fraction() == 0
     clock.mark(1100)
@@ -44,6 +46,8 @@ def test_the_clock_measures_the_last_seconds_and_idle_time(sleep: Callable[[floa
         sleep(5)
         clock.mark(count)
     assert clock.rate == pytest.approx(2.0), "older updates do not count"
+
+    # Five seconds beside a pause, three of them idle.
     clock.idle_fraction()
     with clock.paused():
         sleep(100)
@@ -65,6 +69,7 @@ def shown(line: LiveLine) -> list[str]:
 
 
 def terminal_line(width: int) -> LiveLine:
+    """A line that waits for the first unroll, in a terminal of this width."""
     console = Console(file=io.StringIO(), width=width, force_terminal=True, color_system=None)
     return LiveLine(console, "training", "the first unroll")
 
@@ -82,8 +87,9 @@ def test_progress_fits_the_terminal(width: int, sleep: Callable[[float], None]) 
     assert all(len(text.rstrip()) <= width for text in lines), lines
     text = " ".join(lines)
     assert "10M/12M frames  left 0:18" in text
-    kept = 2 if width == 40 else 3 if width < 120 else 4
-    assert [field in text for field in TEXTS] == [index < kept for index in range(4)], "the least important goes first"
+    kept = {40: 2, 80: 3, 120: 4, 160: 4}[width]
+    for index, field in enumerate(TEXTS):
+        assert (field in text) == (index < kept), "the least important goes first"
     if width >= 80:
         assert "training  0:21" in text
         sleep(3)
@@ -91,24 +97,32 @@ def test_progress_fits_the_terminal(width: int, sleep: Callable[[float], None]) 
 
 
 def test_the_time_left_is_that_of_recent_progress(sleep: Callable[[float], None]) -> None:
-    """Two minutes of start and slow first seconds count for nothing, and no time is said while little is known."""
+    """Two minutes of start and slow first seconds do not count, and the time is unknown while little is done."""
     left = TimeLeft()
     left.mark(0.2)  # a resumed run
     sleep(120)
+
+    # Five slow seconds.
     for number in range(1, 6):
         left.mark(0.2 + number / 10_000)
         assert math.isinf(left.seconds())
         sleep(1)
+
+    # At a steady speed of a hundredth a second the estimate is exact, once ten seconds are known.
     share = 0.2005
     for second in range(5, 65):
         share += 0.01
         left.mark(share)
-        # A steady speed has a steady estimate from the beginning.
-        expected = math.inf if second < 10 else (1 - share) / 0.01
+        expected = (1 - share) / 0.01
+        if second < 10:
+            expected = math.inf
         assert left.seconds() == pytest.approx(expected)
         sleep(1)
-    assert 100 * (1 - share) > 0.6
-    sleep(100 * (1 - share) - 1.5)
+
+    # Without further marks the time passes until 0, and is unknown long after.
+    seconds_left = 100 * (1 - share)
+    assert seconds_left > 0.6
+    sleep(seconds_left - 1.5)  # and one after the last mark
     assert left.seconds() == pytest.approx(0.5)
     sleep(60)
     assert math.isinf(left.seconds()), "it takes longer than it did"
@@ -130,7 +144,8 @@ def test_progress_in_leaps_is_measured_between_them(sleep: Callable[[float], Non
     """Episodes of one length end together."""
     left = TimeLeft()
     for second in range(45):
-        left.mark(second // 8 * 8 / 80)
+        leaps = second // 8  # of eight seconds' progress, in a phase of 80 seconds
+        left.mark(leaps * 8 / 80)
         sleep(1)
     assert left.seconds() == pytest.approx(80 - 45)
 
@@ -178,17 +193,22 @@ def test_numbers_for_people() -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_the_first_signal_asks_and_a_later_one_acts(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An ignored one stays ignored."""
-    handler: Any = signal.SIG_IGN if number == signal.SIGHUP else signal.default_int_handler
+    """A signal that was ignored before, here SIGHUP, stays ignored."""
+    is_ignored = number == signal.SIGHUP
+    handler: Any = signal.default_int_handler
+    if is_ignored:
+        handler = signal.SIG_IGN
     before = signal.signal(number, handler)
     try:
         with stop_on_signals() as stop:
             assert not stop.requested
             os.kill(os.getpid(), number)
-            assert stop.requested == (number != signal.SIGHUP)
-            os.kill(os.getpid(), number)  # within a second: the same wish
+            assert stop.requested == (not is_ignored)
+            os.kill(os.getpid(), number)  # within a second it is the same request
             monkeypatch.setattr("training.signals.SAME_SECONDS", 0.0)
-            if stop.requested:
+            if is_ignored:
+                os.kill(os.getpid(), number)
+            else:
                 assert stop.signal == number
                 with pytest.raises(KeyboardInterrupt):
                     os.kill(os.getpid(), number)
