@@ -23,7 +23,7 @@ from storage.run import Run
 from tests.commands.cli import ENVIRONMENT, SMALL, state
 from tests.learner.test_group import together
 from tests.sequences.speech.tiny import TINY
-from tests.training.test_trainer import timeless, train
+from tests.training.test_trainer import timeless, train, train_in_parts
 from training.config import RunConfig
 from training.factories import make_agent, make_learner, make_pool
 from training.resident import ResidentLearner
@@ -61,11 +61,12 @@ def test_an_unroll_is_several_updates_and_stopping_changes_nothing(tmp_path: Pat
     straight = train(CONFIG, tmp_path / "straight", 4)
     assert straight.learner.version == 12, "three batches of four rows an unroll"
     assert [row["policy_lag/max"] for row in read_metrics(tmp_path / "straight")] == [2] * 4
-    for part, updates in enumerate((1, 3)):
-        stopped = train(CONFIG, tmp_path / "stopped", updates, resume=part > 0)
+    stopped = train_in_parts(CONFIG, tmp_path / "stopped", (1, 3))[-1]
     assert state(tmp_path / "stopped") == state(tmp_path / "straight")
     assert timeless(tmp_path / "stopped") == timeless(tmp_path / "straight")
     assert stopped.curriculum.recent == straight.curriculum.recent
+
+    # A run may be resumed with actors of the other kind.
     local = dataclasses.replace(CONFIG, resident=False)
     assert train(local, tmp_path / "stopped", 1, resume=True).learner.version == 13, "elsewhere with new episodes"
 
@@ -76,21 +77,23 @@ RECALL = "diagnostic:recall,delay=3"
 @pytest.mark.parametrize("changes", [{}, {"seed": 5}, {"precision": "bfloat16"}])
 @pytest.mark.parametrize("generation", [0, 33])
 def test_a_pool_acts_as_an_actor_of_the_same_run_does(changes: dict[str, Any], generation: int) -> None:
-    """With the run's seed and precision, in the environment of a stage, from the resumption with this number on."""
-    seed, precision = changes.get("seed", 0), changes.get("precision", "float32")
-    actors = dataclasses.replace(CONFIG.actors, num_actors=1, precision=precision)
-    config = dataclasses.replace(CONFIG, env=RECALL, seed=seed, actors=actors, unrolls_per_update=1)
+    """With the run's seed and precision, in the environment of a stage, for each generation of actors."""
+    actors = dataclasses.replace(CONFIG.actors, num_actors=1, precision=changes.get("precision", "float32"))
+    config = dataclasses.replace(CONFIG, env=RECALL, seed=changes.get("seed", 0), actors=actors, unrolls_per_update=1)
     learner = make_learner(config, make_agent(config))
-    unrolls = dict[bool, Unroll]()
-    for resident in (True, False):
+
+    def first_unroll(resident: bool) -> Unroll:
         playing = dataclasses.replace(config, resident=resident)
         pool = make_pool(playing, "diagnostic:recall,delay=1", generation, True, learner)
         pool.publish(learner.weights(), 7)
-        unrolls[resident] = pool.get()
-    assert unrolls[True]._replace(trajectory=None) == unrolls[False]._replace(trajectory=None)
-    assert unrolls[True].episodes
-    pairs = zip(leaves(tuple(unrolls[True].trajectory)), leaves(tuple(unrolls[False].trajectory)), strict=True)
-    assert all(ours.equal(theirs) for ours, theirs in pairs)
+        return pool.get()
+
+    ours = first_unroll(resident=True)
+    theirs = first_unroll(resident=False)
+    assert ours.episodes
+    assert ours._replace(trajectory=None) == theirs._replace(trajectory=None)
+    for one, other in zip(leaves(tuple(ours.trajectory)), leaves(tuple(theirs.trajectory)), strict=True):
+        assert one.equal(other)
 
 
 def make_resident_learner(seed: int = 0, comm: Communicator | None = None, learners: int = 2) -> ResidentLearner:
@@ -103,7 +106,9 @@ def make_resident_learner(seed: int = 0, comm: Communicator | None = None, learn
 
 
 def test_learners_with_other_seeds_act_otherwise() -> None:
-    first, again, other = (make_resident_learner(seed).pool.get().trajectory for seed in (1, 1, 2))
+    first = make_resident_learner(seed=1).pool.get().trajectory
+    again = make_resident_learner(seed=1).pool.get().trajectory
+    other = make_resident_learner(seed=2).pool.get().trajectory
     assert first.action.shape == (6, 24), "half of the environments"
     assert first.observation.equal(again.observation)
     assert first.action.equal(again.action)
@@ -114,27 +119,34 @@ def test_learners_with_other_seeds_act_otherwise() -> None:
 def test_learners_that_act_for_themselves_are_one_of_all_unrolls() -> None:
     """Each unroll is three updates, in each of which every learner has two rows."""
     making = threading.Lock()  # all threads have the same random numbers
+    version = 30  # of a run that was resumed
 
     def learn(comm: Communicator, rank: int) -> tuple[ResidentLearner, list[dict[str, float]], list[Trajectory]]:
+        """Three unrolls of one of two learners."""
         with making:
             learner = make_resident_learner(rank, comm)
-        learner.version = 30  # of a run that was resumed
-        metrics, trajectories = [], []
+        learner.version = version
+        metrics = []
+        trajectories = []
         for _ in range(3):
             metrics.append(learner.update())
             trajectories.append(map_state(torch.clone, learner.pool.trajectory))
         return learner, metrics, trajectories
 
     (first, metrics, own), (second, other_metrics, others) = together(learn)
+
+    # One learner learns from the rows of both.
     alone = make_resident_learner(learners=1)
-    alone.version = 30
+    alone.version = version
     for turn in range(3):
         for part in range(3):
-            rows = [index_state(unrolls[turn], slice(2 * part, 2 * part + 2)) for unrolls in (own, others)]
-            expected = alone.update(concatenate_states(rows))
+            rows = slice(2 * part, 2 * part + 2)
+            batch = concatenate_states([index_state(own[turn], rows), index_state(others[turn], rows)])
+            expected = alone.update(batch)
         assert metrics[turn] == pytest.approx(expected, rel=1e-4, abs=1e-5)
         assert metrics[turn]["policy_lag/max"] == 2
     assert metrics == other_metrics
+
     assert first.version == second.version == alone.version == 39
     assert first.steps == second.steps == alone.steps
     for name, weight in alone.weights().items():
@@ -145,6 +157,7 @@ def test_learners_that_act_for_themselves_are_one_of_all_unrolls() -> None:
 
 
 def test_of_an_unroll_the_batch_that_is_not_finite_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Row 5 of the second unroll is in its second batch of four rows: row 1 of update 5."""
     unroll = ResidentActor.unroll
 
     def broken(actor: ResidentActor) -> None:
@@ -157,7 +170,7 @@ def test_of_an_unroll_the_batch_that_is_not_finite_is_kept(tmp_path: Path, monke
         train(CONFIG, tmp_path)
     (kept,) = tmp_path.glob("*.safetensors")
     batch = load_file(kept)
-    assert batch["reward"].shape == (4, 25)
+    assert batch["reward"].shape == (4, CONFIG.actors.unroll_length + 1)
     assert batch["reward"][1, 3].isnan()
     assert checkpoints.load_latest(tmp_path).state["learner"]["version"] == 0
 
@@ -191,12 +204,15 @@ def test_neither_ray_nor_a_video_library_is_needed(tmp_path: Path) -> None:
 
 @pytest.mark.ray
 def test_several_learners_act_for_themselves(cluster: None, tmp_path: Path) -> None:
-    frames = CONFIG.actors.unroll_length * 12 * 4 * 4
+    updates = 12
+    rows_per_update = 4
+    frames_per_step = 4
+    frames = CONFIG.actors.unroll_length * updates * rows_per_update * frames_per_step
     config = dataclasses.replace(CONFIG, learners=2, frames=frames, evaluate_every=frames // 2, eval_episodes=2)
     trainer = train(config, tmp_path, local=False)
-    assert trainer.learner.version >= 12
-    rows = {episode.environment for episode in trainer.curriculum.recent[CONFIG.env]}
-    assert rows == set(range(6)), "six of each learner"
+    assert trainer.learner.version >= updates
+    environments = {episode.environment for episode in trainer.curriculum.recent[CONFIG.env]}
+    assert environments == set(range(6)), "six of each learner"
     assert trainer.episodes >= 24
     rows = read_metrics(tmp_path)
     assert "loss/policy" in rows[-1]

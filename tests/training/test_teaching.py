@@ -31,9 +31,7 @@ ON_CPU = dataclasses.replace(TAUGHT["learner"], device="cpu")
 
 def source_of(folder: Path) -> Trainer:
     """A run to learn from."""
-    trainer = train(CONFIG, folder, 2)
-    Run(folder).write_config(to_plain(CONFIG))
-    return trainer
+    return train(CONFIG, folder, 2)
 
 
 def taught(folder: Path, source: Path, **changes: Any) -> Trainer:
@@ -47,6 +45,7 @@ def taught(folder: Path, source: Path, **changes: Any) -> Trainer:
 
 
 def run(trainer: Trainer, updates: int) -> StateDict:
+    """Trains up to a number of updates; returns the learner's state."""
     trainer.train(lambda _: None, lambda: trainer.learner.version == updates)
     return trainer.learner.state_dict()
 
@@ -58,7 +57,9 @@ def test_a_taught_run_is_resumed_exactly_without_its_teachers_run(tmp_path: Path
     for prefix in ("", "teacher."):
         assert all(torch.equal(trainer.learner.weights()[prefix + name], expected[name]) for name in expected)
     whole = run(trainer, 3)
-    assert all("loss/teacher" in row and "loss/teacher_features" in row for row in read_metrics(tmp_path / "whole"))
+    for row in read_metrics(tmp_path / "whole"):
+        assert "loss/teacher" in row
+        assert "loss/teacher_features" in row
 
     first = taught(tmp_path / "parts", tmp_path / "source")
     run(first, 1)
@@ -69,7 +70,7 @@ def test_a_taught_run_is_resumed_exactly_without_its_teachers_run(tmp_path: Path
 
 
 def test_a_resident_run_with_a_teacher_learns_what_a_local_one_does(tmp_path: Path) -> None:
-    """Bit by bit, also if it is stopped and resumed."""
+    """The same bits, also if it is stopped and resumed."""
     source_of(tmp_path / "source")
     actors = dataclasses.replace(CONFIG.actors, num_actors=1, envs_per_actor=4)
     for resident in (True, False):
@@ -83,8 +84,8 @@ def test_a_resident_run_with_a_teacher_learns_what_a_local_one_does(tmp_path: Pa
     assert timeless(tmp_path / "True") == timeless(tmp_path / "False")
 
 
-def test_it_plays_alone_and_other_runs_begin_with_it(tmp_path: Path) -> None:
-    """Without the teacher and its view; a run that begins with it may have a teacher or not."""
+def test_a_taught_agent_plays_alone_and_other_runs_begin_with_it(tmp_path: Path) -> None:
+    """It plays without the teacher and its view. A run that begins with its weights may have a teacher or not."""
     source_of(tmp_path / "source")
     trainer = taught(tmp_path / "taught", tmp_path / "source")
     run(trainer, 2)
@@ -97,16 +98,19 @@ def test_it_plays_alone_and_other_runs_begin_with_it(tmp_path: Path) -> None:
     assert loaded.env == ENV
     assert all(torch.equal(loaded.agent.state_dict()[name], weight) for name, weight in weights.items())
 
+    # Other runs: one without a teacher, and one whose agent and teacher both begin with these weights.
     alone = dataclasses.replace(CONFIG, env=ENV, from_run=str(tmp_path / "taught"))
-    for config, prefixes in ((alone, ("",)), (dataclasses.replace(alone, **TAUGHT), ("", "teacher."))):
+    again_taught = dataclasses.replace(alone, **TAUGHT)
+    for config, prefixes in ((alone, ("",)), (again_taught, ("", "teacher."))):
         other = Trainer(config, Run(""), local=True)
         other.inherit()
         begun = other.learner.weights()
         assert len(begun) == len(prefixes) * len(weights)
-        assert all(torch.equal(begun[prefix + name], weights[name]) for prefix in prefixes for name in weights)
+        for prefix in prefixes:
+            assert all(torch.equal(begun[prefix + name], weights[name]) for name in weights)
 
 
-def test_it_is_exported_alone(tmp_path: Path) -> None:
+def test_a_taught_agent_is_exported_alone(tmp_path: Path) -> None:
     source_of(tmp_path / "source")
     trainer = taught(tmp_path / "taught", tmp_path / "source", eval_episodes=2)
     run(trainer, 2)
@@ -120,15 +124,16 @@ def test_it_is_exported_alone(tmp_path: Path) -> None:
 def test_what_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"^from_run: expected the teacher's run, because of"):
         dataclasses.replace(CONFIG, **TAUGHT)
+
     source_of(tmp_path / "source")
-    for changes, words in (
-        ({"env": ENV}, r"^teacher_cost: expected an environment that shows each state twice, such as rooms:transfer"),
-        (
-            {"learner": CONFIG.learner},
-            r"^env: expected own_view=False without a teacher \(learner.teacher-cost\), got ",
-        ),
-    ):
-        with pytest.raises(ValueError, match=words):
-            taught(tmp_path / "never", tmp_path / "source", **changes)
+    shows_once = r"^teacher_cost: expected an environment that shows each state twice, such as rooms:transfer"
+    with pytest.raises(ValueError, match=shows_once):
+        taught(tmp_path / "never", tmp_path / "source", env=ENV)
+    no_teacher = r"^env: expected own_view=False without a teacher \(learner.teacher-cost\), got "
+    with pytest.raises(ValueError, match=no_teacher):
+        taught(tmp_path / "never", tmp_path / "source", learner=CONFIG.learner)
     assert not (tmp_path / "never").exists()
+
+
+def test_by_default_there_is_no_teacher() -> None:
     assert RunConfig().learner.teacher_cost == 0
