@@ -13,8 +13,12 @@ from tests.actors.test_recording import make_actor
 
 
 def test_how_far_apart_the_examples_of_a_choice_are_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The literal formula; inputs do not depend on the core. What preceded the first step is not recorded: 0.5 %."""
-    actor, found = make_actor(LSTMConfig(8), "rooms:small-recall,episode_frames=600"), []
+    """The literal formula. Inputs of the core do not depend on its state.
+
+    What preceded the first step of the episode is not recorded, so that its input is slightly different: 0.5 %.
+    """
+    actor = make_actor(LSTMConfig(8), "rooms:small-recall,episode_frames=600")
+    found: list[tuple[int, NDArray[Any]]] = []
     counterfactuals = actor.envs.counterfactuals
 
     def keep(states: Any) -> list[Any]:
@@ -23,21 +27,36 @@ def test_how_far_apart_the_examples_of_a_choice_are_in_memory(monkeypatch: pytes
 
     monkeypatch.setattr(actor.envs, "counterfactuals", keep, raising=False)
     (recording,) = record_episodes(actor, 1)
-    count = len(recording.actions)
 
-    def inputs(others: Any) -> NDArray[Any]:
-        before = (np.concatenate([[0], of[: len(others) - 1]])[None] for of in (recording.actions, recording.rewards))
-        actions, rewards = map(torch.from_numpy, before)
-        given = torch.from_numpy(others)[None], actions, rewards.float(), torch.arange(len(others))[None] == 0
-        return actor.agent(*given, actor.agent.initial_state(1)).inputs[0].detach().numpy()
+    def inputs_of_core(views: NDArray[Any]) -> NDArray[Any]:
+        """[T, D] for the views of the first T steps, with the actions and rewards before them."""
+        length = len(views)
+        last_actions = np.concatenate([[0], recording.actions[: length - 1]])
+        last_rewards = np.concatenate([[0], recording.rewards[: length - 1]])
+        reset = torch.arange(length) == 0
+        output = actor.agent(
+            torch.from_numpy(views)[None],
+            torch.from_numpy(last_actions)[None],
+            torch.from_numpy(last_rewards)[None].float(),
+            reset[None],
+            actor.agent.initial_state(1),
+        )
+        return output.inputs[0].detach().numpy()
 
-    mine, since = inputs(recording.observations), 0
-    unit = np.mean([np.square(a - b).sum() for a in mine for b in mine]) ** 0.5
-    for entered, others in found:
-        steps = [at for at in range(since, entered) if (others[at] != recording.observations[at]).any()]
-        theirs = inputs(others)
-        far = np.mean([np.square(theirs[at] - mine[at]).sum() for at in steps]) ** 0.5
-        assert far > 0
-        np.testing.assert_allclose(recording.counterfactual_distances[entered : len(others)], far / unit, rtol=5e-3)
-        since = len(others)
-    assert 0 < since <= count
+    # The unit is the distance between two steps of the episode, as a root mean square.
+    own_inputs = inputs_of_core(recording.observations)
+    unit = np.mean([np.square(a - b).sum() for a in own_inputs for b in own_inputs]) ** 0.5
+
+    previous_choice = 0
+    for entered, views in found:
+        other_inputs = inputs_of_core(views)
+        squares = []
+        for step in range(previous_choice, entered):
+            if (views[step] != recording.observations[step]).any():
+                squares.append(np.square(other_inputs[step] - own_inputs[step]).sum())
+        distance = np.mean(squares) ** 0.5
+        assert distance > 0
+        in_room = recording.counterfactual_distances[entered : len(views)]
+        np.testing.assert_allclose(in_room, distance / unit, rtol=5e-3)
+        previous_choice = len(views)
+    assert 0 < previous_choice <= len(recording.actions)

@@ -1,4 +1,4 @@
-"""What memory caused: slots that cannot matter, a dependence that was put there, and who is asked."""
+"""What memory caused: slots that cannot matter, a dependence that was put there, and cores that have no effects."""
 
 from dataclasses import replace
 from typing import Any
@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
 
 from actors import Actor
 from actors.causes import STRETCH, Effects, effects
@@ -25,6 +26,7 @@ ROUTING = RoutingTransformerConfig(8, 2, 2, 8, **SIZES, window=2, clusters=2, gr
 
 
 def recorded(core: CoreConfig, with_effects: bool = True) -> Recording:
+    """An episode of a new agent."""
     torch.manual_seed(0)
     envs = make_vector(ENV, 2)
     shape = envs.single_observation_space.shape
@@ -40,31 +42,43 @@ def test_only_what_is_in_memory_has_an_effect(core: CoreConfig) -> None:
     recording = recorded(core)
     assert recording.effects is not None
     assert len(recording.effects) == len(recording.rewards)
+
+    # At the first step nothing is in memory.
     first = recording.effects[0]
     assert not first.slots.any()
     assert not first.kinds.any()
     assert first.stretch.tolist() == [-1, -1]
+
     for step, found in enumerate(recording.effects):
         held = recording.attention[0].steps[step]
-        empty = (held[:, 0] < 0) | (held[:, 1] >= step)
-        assert not found.slots[empty].any(), "of no step, or of this one"
-        if step:
-            low, high = found.stretch
-            assert 0 <= low <= high < step
-            assert high - low < STRETCH
-            assert np.isfinite(found.stretch_effect)
-    nothing_older = np.array(
-        [not (layer.steps[..., 0] >= 0)[:, : layer.sizes[0]].any() for layer in recording.attention]
-    )
-    assert not nothing_older.any()
+        is_unused = held[:, 0] < 0
+        is_present = held[:, 1] >= step
+        assert not found.slots[is_unused | is_present].any()
+    for step, found in enumerate(recording.effects[1:], start=1):
+        low, high = found.stretch
+        assert 0 <= low <= high < step
+        assert high - low < STRETCH
+        assert np.isfinite(found.stretch_effect)
+
+    # Other slots have effects, also those of the first kind, which hold the oldest steps.
+    for layer in recording.attention:
+        oldest = layer.steps[:, : layer.sizes[0], 0]
+        assert (oldest >= 0).any()
     assert any(found.kinds[0] for found in recording.effects)
     of_slots = np.stack([found.slots for found in recording.effects])
     assert (of_slots != 0).mean() > 0.3
 
 
+def steps_in_slots(agent: Agent, state: Any, step: int) -> NDArray[np.int64]:
+    """(first, last) step that each slot of the only layer holds before this step; -1 for slots without one."""
+    held: NDArray[np.int64] = (step - agent.core.slot_ages(0, state)[0]).numpy()
+    held[held[:, 1] > step] = -1
+    return held
+
+
 @pytest.mark.parametrize("skip", [False, True])
 def test_effects_are_falls_of_the_log_odds(skip: bool) -> None:
-    """Of a slot: those of the policy that the core gives without it, for an agent of one layer."""
+    """The literal formula, for an agent of one layer: log-odds with all slots, less those with some of them hidden."""
     torch.manual_seed(0)
     core = CompressiveTransformerConfig(8, 1, 2, 8, **SIZES, compressed_size=0)
     agent = Agent(AgentConfig(torso="small", torso_size=8, core=core, skip=skip), (3,), 3).eval()
@@ -72,33 +86,42 @@ def test_effects_are_falls_of_the_log_odds(skip: bool) -> None:
     with torch.no_grad():
         start = agent.initial_state(2)
         state = agent.core(normal(2, 6, 8).float(), torch.eye(2, 6, dtype=torch.bool), start).state
-    held = (6 - agent.core.slot_ages(0, state)[0]).numpy()
-    held[held[:, 1] > 6] = -1
+    held = steps_in_slots(agent, state, step=6)
     inputs = normal(8, seed=1).float()
-    found = effects(agent, state, inputs, torch.tensor(2), (held,))
+    action = 2
+    found = effects(agent, state, inputs, torch.tensor(action), (held,))
     with torch.autocast("cpu", torch.bfloat16):  # as actors do; the core is too narrow to gain from it
-        mixed = effects(agent, state, inputs, torch.tensor(2), (held,))
+        mixed = effects(agent, state, inputs, torch.tensor(action), (held,))
     assert np.array_equal(mixed.slots, found.slots)
 
-    def odds(hidden: list[int]) -> float:
+    def log_odds(hidden: list[int]) -> float:
         mask = torch.zeros(2, 8, dtype=torch.bool)
         mask[0, hidden] = True
         with torch.no_grad():
-            out = agent.core(inputs.expand(2, 1, 8), torch.zeros(2, 1, dtype=torch.bool), state, hidden=[mask])
-            features = out.features + inputs if skip else out.features
-            return float(agent.policy(features)[0, 0].double().softmax(dim=-1)[2].logit())
+            features = agent.core(
+                inputs.expand(2, 1, 8), torch.zeros(2, 1, dtype=torch.bool), state, hidden=[mask]
+            ).features
+            if skip:
+                features = features + inputs
+            probabilities = agent.policy(features)[0, 0].double().softmax(dim=-1)
+            return float(probabilities[action].logit())
 
-    full = odds([])
-    for slot in range(6):  # the first six are memory and the segment so far
-        assert found.slots[slot] == pytest.approx(full - odds([slot]), abs=1e-5)
-    assert found.kinds == pytest.approx([0.0, full - odds([0, 1, 2, 3]), full - odds([4, 5])], abs=1e-5)
-    by_begin = [full - odds(list(range(begin, 6))) for begin in range(6)]  # all six are fewer than a stretch
+    # The first six slots are memory, which has four, and the segment so far.
+    full = log_odds([])
+    for slot in range(6):
+        assert found.slots[slot] == pytest.approx(full - log_odds([slot]), abs=1e-5)
+    of_memory = full - log_odds([0, 1, 2, 3])
+    of_segment = full - log_odds([4, 5])
+    assert found.kinds == pytest.approx([0.0, of_memory, of_segment], abs=1e-5)
+
+    # All six are fewer than a stretch, so that a stretch may begin at any of them and ends with the last.
+    by_begin = [full - log_odds(list(range(begin, 6))) for begin in range(6)]
     assert found.stretch_effect == pytest.approx(max(by_begin), abs=1e-5)
     assert found.stretch.tolist() == [int(np.argmax(by_begin)), 5]
 
 
 def test_a_dependence_that_was_put_there_is_found() -> None:
-    """A question that asks for one key, whose value alone the policy reads."""
+    """A question asks for the key of step 7, and the policy reads only the value of that key."""
     torch.manual_seed(0)
     core = CompressiveTransformerConfig(8, 1, 1, 8, segment_size=8, memory_size=16, compressed_size=0, norm="pre")
     agent = Agent(AgentConfig(torso="small", torso_size=8, core=core), (3,), 2).eval()
@@ -108,6 +131,8 @@ def test_a_dependence_that_was_put_there_is_found() -> None:
     answer = signs.repeat_interleave(4)  # the three are at right angles, and have a mean of 0
     inputs = torch.randn(1, 20, 8)
     inputs[0, 7] = key
+
+    # One layer of attention alone, whose queries, keys and values are these.
     layer = agent.core.layers[0]
     with torch.no_grad():
         for weight in (*layer.mlp.parameters(), *layer.attention.parameters()):
@@ -118,35 +143,41 @@ def test_a_dependence_that_was_put_there_is_found() -> None:
         layer.attention.output.weight.copy_(torch.eye(8))
         agent.policy.weight.copy_(torch.stack([answer, -answer]))
         state = agent.core(inputs, torch.zeros(1, 20, dtype=torch.bool), agent.initial_state(1)).state
-    held = (20 - agent.core.slot_ages(0, state)[0]).numpy()
-    held[held[:, 1] > 20] = -1
+    held = steps_in_slots(agent, state, step=20)
     found = effects(agent, state, question, torch.tensor(0), (held,))
-    assert held[found.slots.argmax()].tolist() == [7, 7]
-    assert found.stretch[0] <= 7 <= found.stretch[1]
-    others = np.delete(np.abs(found.slots), found.slots.argmax())
+    strongest = found.slots.argmax()
+    assert held[strongest].tolist() == [7, 7]
+    low, high = found.stretch
+    assert low <= 7 <= high
+    others = np.delete(np.abs(found.slots), strongest)
     assert found.slots.max() > 3 * others.max()
 
 
-def test_effects_are_computed_where_asked_for_of_cores_with_attention() -> None:
+def test_effects_are_computed_if_asked_for_and_if_the_core_has_attention() -> None:
     assert recorded(LSTMConfig(8)).effects is None
     assert recorded(COMPRESSIVE, with_effects=False).effects is None
     assert agreement([recorded(LSTMConfig(8))]) is None
 
 
 def test_agreement_counts_decisive_steps() -> None:
-    """The step itself, which gets most attention here, does not count."""
+    """A step is decisive if the odds of its action would fall to a tenth. Attention to the step itself is left out.
+
+    At step 1 both attention and effect name step 0. At step 2 attention names step 0, the effect step 1.
+    """
     held = np.array([[[0, 0], [-1, -1], [-1, -1]], [[0, 0], [1, 1], [-1, -1]], [[0, 0], [1, 1], [2, 2]]])
     weights = np.array([[1.0, 0.0, 0.0], [0.2, 0.8, 0.0], [0.3, 0.1, 0.6]], np.float32)
     attention = Attention((0, 0, 3), weights[:, None], held)
     nothing = np.zeros(3)
     found = (
         Effects(nothing, nothing, np.array([-1, -1]), 0.0),
-        Effects(nothing, nothing, np.array([0, 0]), 2.4),  # more than a tenth
+        Effects(nothing, nothing, np.array([0, 0]), 2.4),  # log 10 is 2.303
         Effects(nothing, nothing, np.array([1, 1]), 3.0),
     )
     recording = replace(recorded(COMPRESSIVE, with_effects=False), attention=(attention,), effects=found)
     assert agreement([recording]) == {"agree": 1, "of": 2, "steps": STRETCH}
-    less = (found[0], found[1]._replace(stretch_effect=2.2), found[2])
+
+    first, second, third = found
+    less = (first, second._replace(stretch_effect=2.2), third)
     assert agreement([replace(recording, effects=less)]) == {"agree": 0, "of": 1, "steps": STRETCH}
 
 

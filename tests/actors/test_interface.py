@@ -22,17 +22,24 @@ class Silent(gymnasium.Env[Any, Any]):
         self.action_space = action_space
 
 
+CAMERA = spaces.Box(0, 255, (4, 6, 3), np.uint8)
+
+
 def test_the_interface_is_that_of_the_spaces() -> None:
+    """Of the three numbers the second has no bounds."""
     numbers = spaces.Box(np.array([-1, -np.inf, 0]), np.array([1, np.inf, 9]), dtype=np.float64)
     actions = spaces.Tuple([spaces.MultiDiscrete([2, 5]), numbers])
-    camera = spaces.Box(0, 255, (4, 6, 3), np.uint8)
-    seen = spaces.Dict({"camera": camera, "speed": spaces.Box(-9, 9, (2,)), "say": spaces.Text(20)})
+    seen = spaces.Dict({"camera": CAMERA, "speed": spaces.Box(-9, 9, (2,)), "say": spaces.Text(20)})
     read = read_interface(batch(lambda: adapt(Silent(seen, actions)), 2))
     parts = (Choice(2), Choice(5), Numbers((True, False, True)))
     assert read == Interface(((4, 6, 3), (2,)), parts, action_repeat=1, vocabulary=1001)
     expected = "observations [4, 6, 3] and [2], instructions of 1001 words, actions of choices of 2, 5 and 3 numbers"
     assert str(read) == f"{expected} and 1 frames a step"
-    assert read_interface(batch(lambda: adapt(Silent(camera, spaces.Discrete(7, start=2))), 1)).actions == 7
+
+
+def test_one_discrete_action_is_a_number_of_actions() -> None:
+    envs = batch(lambda: adapt(Silent(CAMERA, spaces.Discrete(7, start=2))), 1)
+    assert read_interface(envs).actions == 7
 
 
 def test_an_environment_that_says_nothing_of_frames_has_one_a_step() -> None:
