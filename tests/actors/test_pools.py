@@ -31,8 +31,12 @@ from tests.actors.counting import Counting, CountingAgent, DeviceCounting, make_
 from tests.commands.cli import PATIENCE, wait_until
 from tests.envs import faulty
 
-ENVS, LENGTH = 3, 8
+ENVS = 3
+"""Environments of an actor."""
+LENGTH = 8
+"""Steps of an unroll."""
 POLICY = (0.1, 0.25, 0.6, 0.05)
+"""Probabilities of the actions of constant actors."""
 for module in (counting, faulty):
     ray.cloudpickle.register_pickle_by_value(module)  # actors do not import tests
 
@@ -53,44 +57,52 @@ ON_RAY = [pytest.param(name, marks=pytest.mark.ray) for name in ("ray", "ray by 
 
 @pytest.fixture(params=["local", "resident", *ON_RAY])
 def make_pool(request: pytest.FixtureRequest) -> Callable[..., Any]:
+    """Makes a pool of one kind; without a function that makes its actors, of counting ones."""
     if request.param == "resident":
         return make_resident_pool
     if request.param != "local":
         request.getfixturevalue("cluster")
-    kind = {"local": LocalPool, "ray": RayPool}.get(request.param, partial(RayPool, by_reference=True))
+    kinds = {"local": LocalPool, "ray": RayPool, "ray by reference": partial(RayPool, by_reference=True)}
+    kind = kinds[request.param]
     return lambda build=None, **config: kind(build or partial(make_counting_actor, ENVS), small(**config))
 
 
 def kept(unroll: Unroll) -> Trajectory:
-    """An unroll's trajectory for longer than until the next one, which is the longest that a pool may lend it."""
+    """A copy of an unroll's trajectory, which the pool lends only until the next unroll."""
     return map_state(torch.clone, unroll.load())
 
 
 def weights(marker: float) -> dict[str, torch.Tensor]:
+    """Weights of a counting agent."""
     return {"marker": torch.tensor([marker])}
 
 
 def no_wrong_state(unroll: Unroll) -> None:
+    """Asserts that each environment was given its own state."""
     trajectory = unroll.load()
     validate(trajectory)
     assert not trajectory.policy_parameters.any(), "an environment got another's state"
 
 
 def test_no_environment_receives_the_state_of_another(make_pool: Callable[..., Any]) -> None:
-    """And the unrolls of an actor follow each other."""
-    last: dict[int, torch.Tensor] = {}
+    """And an actor's unrolls follow each other: the next begins with the last observation of the one before."""
+    last: dict[int, torch.Tensor] = {}  # observations by actor
     with make_pool(in_flight=2) as pool:
         actors = {0} if isinstance(pool, ResidentActor) else {0, 1}
         pool.publish(weights(0), 0)
-        for update in range(10_000):  # processes do not start at the same time
+
+        # At least twelve unrolls, and of each actor: processes do not start at the same time.
+        for update in range(10_000):
             if update >= 12 and last.keys() == actors:
                 break
             unroll = pool.get()
             no_wrong_state(unroll)
-            seen = unroll.load()
+
             # The learner replays from the state at the trajectory's first step, which must agree, too.
+            seen = unroll.load()
             replay = CountingAgent()(seen.observation, seen.last_action, seen.reward, seen.reset, seen.core_state)
             assert not replay.policy_parameters.any()
+
             actor = int(seen.actor_id[0])
             if actor in last:
                 torch.testing.assert_close(seen.observation[:, 0], last[actor])
@@ -107,9 +119,11 @@ def test_a_shuffled_state_is_noticed() -> None:
 
 
 def test_a_trajectory_has_its_episodes_and_version(make_pool: Callable[..., Any]) -> None:
+    """The counting task says which steps each episode has."""
+    parts: list[Trajectory] = []
+    ended: list[Episode] = []
     with make_pool(num_actors=1) as pool:
         pool.publish(weights(0), 0)
-        parts, ended = list[Trajectory](), list[Episode]()
         for version in range(1, 6):
             unroll = pool.get()
             parts.append(kept(unroll))
@@ -118,19 +132,27 @@ def test_a_trajectory_has_its_episodes_and_version(make_pool: Callable[..., Any]
     versions = [int(part.version[0]) for part in parts]
     assert versions == sorted(versions)
     assert versions[-1] >= 3, "new weights must reach the actor within the unrolls in flight"
-    observation = torch.cat([part.observation[:, :-1] for part in parts], dim=1)
-    number, episode, steps = observation.unbind(2)
-    discount, reset = (torch.cat([getattr(part, name)[:, :-1] for part in parts], 1) for name in ("discount", "reset"))
+
+    # All unrolls in a row, each without its last step, which is also the first of the next.
+    number, episode, step = torch.cat([part.observation[:, :-1] for part in parts], dim=1).unbind(2)
+    discount = torch.cat([part.discount[:, :-1] for part in parts], dim=1)
+    reset = torch.cat([part.reset[:, :-1] for part in parts], dim=1)
+    counts_in_loss = torch.cat([loss_mask(part) for part in parts], dim=1)
     lengths = 5 + number[:, :1] % 7
     assert len(lengths.unique()) > 1
-    assert torch.equal(reset, steps == 0)
-    assert torch.equal(torch.cat([loss_mask(part) for part in parts], dim=1), steps < lengths)
+    assert torch.equal(reset, step == 0)
+    assert torch.equal(counts_in_loss, step < lengths)
+
     # Even episodes terminate, odd ones are truncated and keep their discount.
-    assert torch.equal(discount == 0, (steps == lengths) & (episode % 2 == 0))
+    terminated = (step == lengths) & (episode % 2 == 0)
+    assert torch.equal(discount == 0, terminated)
+
     assert ended
     for one in ended:
         length = int(lengths[one.environment])
-        assert (one.steps, one.score, one.metrics) == (length, length * (length + 1) / 2, {"evens": length // 2})
+        assert one.steps == length
+        assert one.score == sum(range(1, length + 1))
+        assert one.metrics == {"evens": length // 2}
 
 
 @pytest.mark.ray
@@ -141,20 +163,23 @@ def test_killed_actor_comes_back_with_fresh_memory(cluster: None) -> None:
         for _ in range(6):
             no_wrong_state(pool.get())
         os.kill(victim, signal.SIGKILL)
+
         begin = time.monotonic()
-        numbers: set[int] = set()
         while not (pool.status().restarts == 1 and pool.status().alive == 2):
             no_wrong_state(pool.get())
             assert time.monotonic() - begin < PATIENCE, "the actor did not come back"
+
+        # Both actors deliver: there are as many numbers as environments.
+        numbers: set[int] = set()
         while len(numbers) < 2 * ENVS:
             numbers |= set(pool.get().load().observation[:, 0, 0].long().tolist())
-            assert time.monotonic() - begin < PATIENCE, "both actors deliver"
+            assert time.monotonic() - begin < PATIENCE, "one of the actors does not deliver"
         assert ray.get(pool.members[0].handle.pid.remote()) != victim
 
 
 @pytest.mark.ray
 def test_a_wait_for_actors_that_have_no_room_can_be_ended(cluster: None) -> None:
-    """The pool does not change."""
+    """By an error of the check, which leaves the pool as it was."""
     begin = time.monotonic()
 
     def check() -> None:
@@ -181,17 +206,24 @@ def make_faulty_actor(fault: str, actor_id: int, incarnation: int) -> Actor:
 def test_rewards_that_are_not_finite_are_refused(reward: float, monkeypatch: pytest.MonkeyPatch) -> None:
     actor = make_counting_actor(ENVS, 0, 0)
     advance = actor.envs.advance
-    monkeypatch.setattr(actor.envs, "advance", lambda *arguments: (np.full(ENVS, reward), *advance(*arguments)[1:]))
+
+    def advance_with_this_reward(*arguments: Any) -> Any:
+        _, terminated, truncated = advance(*arguments)
+        return np.full(ENVS, reward), terminated, truncated
+
+    monkeypatch.setattr(actor.envs, "advance", advance_with_this_reward)
     with pytest.raises(EnvironmentFailed, match=r"step: reward: expected finite numbers \(float32\), got \["):
         actor.unroll(1)
 
 
 def initial_weights() -> dict[str, torch.Tensor]:
+    """Weights for actors with faults."""
     return make_faulty_actor("", 0, 0).agent.state_dict()
 
 
 @pytest.mark.parametrize("make_pool", ["local", *ON_RAY], indirect=True)
 def test_an_exit_in_an_environment_is_an_error(make_pool: Callable[..., Any]) -> None:
+    """In its twentieth step, and so in the third unroll."""
     with make_pool(partial(make_faulty_actor, "exit"), num_actors=1) as pool:
         pool.publish(initial_weights(), 0)
         pool.get()
@@ -205,7 +237,9 @@ def test_an_exit_in_an_environment_is_an_error(make_pool: Callable[..., Any]) ->
 @pytest.mark.parametrize("fault", ["sleep", "die"])
 def test_an_actor_whose_environment_hangs_or_dies_is_replaced(fault: str, cluster: None) -> None:
     def make(actor_id: int, incarnation: int) -> Actor:
-        return make_faulty_actor("" if incarnation else fault, actor_id, incarnation)
+        """Only the first actor has the fault, not those that replace it."""
+        fault_of_this = fault if incarnation == 0 else ""
+        return make_faulty_actor(fault_of_this, actor_id, incarnation)
 
     with RayPool(make, small(num_actors=1)) as pool:
         pool.publish(initial_weights(), 0)
@@ -277,12 +311,15 @@ def test_an_actor_that_does_not_answer_is_replaced(cluster: None) -> None:
 @pytest.mark.parametrize("over", [False, True])
 def test_an_actor_resumes_exactly(over: bool) -> None:
     """Also between an episode's end and the step that resets."""
-    actor, again = (make_counting_actor(ENVS, 0, incarnation) for incarnation in range(2))
+    actor = make_counting_actor(ENVS, actor_id=0, incarnation=0)
     actor.unroll(LENGTH)
     while actor.over.any() != over:
         actor.unroll(1)
+
+    again = make_counting_actor(ENVS, actor_id=0, incarnation=1)
     again.load_state_dict(actor.state_dict())
-    following, resumed = actor.unroll(LENGTH), again.unroll(LENGTH)
+    following = actor.unroll(LENGTH)
+    resumed = again.unroll(LENGTH)
     assert resumed.episodes == following.episodes
     for expected, value in zip(leaves(following.trajectory), leaves(resumed.trajectory)):
         torch.testing.assert_close(value, expected, rtol=0, atol=0)
@@ -298,21 +335,31 @@ def make_constant_actor(actor_id: int, sample: bool = True) -> Actor:
 
 
 def test_actions_are_drawn_from_the_policy_or_its_most_probable() -> None:
-    """By actors of one seed alike if their ids are the same."""
-    first, again, other = (make_constant_actor(actor_id).unroll(200).trajectory for actor_id in (0, 0, 1))
+    actions = make_constant_actor(0).unroll(200).trajectory.action
+    expected = actions.numel() * torch.tensor(POLICY)
+    counts = actions.flatten().bincount(minlength=len(POLICY))
+    chi_square = ((counts - expected) ** 2 / expected).sum()
+    assert chi_square < 16.3, "3 degrees of freedom, 99.9 %"
+
+    greedy = make_constant_actor(0, sample=False).unroll(20).trajectory.action
+    assert (greedy == np.argmax(POLICY)).all()
+
+
+def test_actors_of_one_seed_differ_by_their_ids() -> None:
+    first = make_constant_actor(0).unroll(200).trajectory
+    again = make_constant_actor(0).unroll(200).trajectory
+    other = make_constant_actor(1).unroll(200).trajectory
     assert torch.equal(first.observation, again.observation)
     assert torch.equal(first.action, again.action)
     assert not torch.equal(first.observation, other.observation)
     assert not torch.equal(first.action, other.action)
-    expected = first.action.numel() * torch.tensor(POLICY)
-    counts = first.action.flatten().bincount(minlength=len(POLICY))
-    assert ((counts - expected) ** 2 / expected).sum() < 16.3  # chi-square, 3 degrees of freedom, 99.9 %
-    assert (make_constant_actor(0, sample=False).unroll(20).trajectory.action == 2).all()
 
 
 def test_without_an_environment_state_an_actor_resumes_with_new_episodes() -> None:
-    actor, again = (Actor(VectorWrapper(Counting(ENVS)), CountingAgent(), 0, seed) for seed in (7, 8))
+    """A wrapper hides the methods by which the environments' state is saved."""
+    actor = Actor(VectorWrapper(Counting(ENVS)), CountingAgent(), actor_id=0, seed=7)
     actor.unroll(LENGTH)
+    again = Actor(VectorWrapper(Counting(ENVS)), CountingAgent(), actor_id=0, seed=8)
     again.load_state_dict(actor.state_dict())
     unroll = again.unroll(LENGTH)
     no_wrong_state(unroll)
