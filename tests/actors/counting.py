@@ -30,7 +30,8 @@ class Counting(DiagnosticEnv):
 
     def __init__(self, num_envs: int) -> None:
         super().__init__(num_envs, spaces.Box(0, 2**24, (3,), np.float32), 2)
-        self.counters["evens"], self.metadata["episode_metrics"] = self.evens, ("evens",)
+        self.counters["evens"] = self.evens
+        self.metadata["episode_metrics"] = ("evens",)
 
     def reset(self, **kwargs: Any) -> Any:
         self.episode[:] = -1
@@ -45,8 +46,9 @@ class Counting(DiagnosticEnv):
     def act(self, actions: NDArray[np.int64]) -> Step:
         self.count += 1
         self.evens[:] = self.count // 2
-        over, odd = self.count == 5 + self.number % 7, self.episode % 2 == 1
-        return self.count.astype(float), over & ~odd, over & odd
+        is_over = self.count == 5 + self.number % 7
+        is_odd = self.episode % 2 == 1
+        return self.count.astype(float), is_over & ~is_odd, is_over & is_odd
 
     def observe(self) -> NDArray[np.float32]:
         return np.stack([self.number, self.episode, self.count], axis=1).astype(np.float32)
@@ -69,9 +71,10 @@ class DeviceCounting(DeviceEnv):
 
     def launch(self) -> None:
         if self.begin.any() or (self.action >= 0).any():
-            step = self.task.advance(self.action.numpy(), self.begin.numpy())
-            for own, values in zip((self.reward, self.terminated, self.truncated), step):
-                own.copy_(torch.from_numpy(values))
+            reward, terminated, truncated = self.task.advance(self.action.numpy(), self.begin.numpy())
+            self.reward.copy_(torch.from_numpy(reward))
+            self.terminated.copy_(torch.from_numpy(terminated))
+            self.truncated.copy_(torch.from_numpy(truncated))
         self.observation.copy_(torch.from_numpy(self.task.observe()))
 
 
@@ -97,7 +100,8 @@ class CountingAgent(nn.Module):
         self.core = CountingCore()
         self.distribution = Categorical(2)
         self.initial_state = self.core.initial_state
-        self.with_cache, self.without_cache = self.core.with_cache, self.core.without_cache
+        self.with_cache = self.core.with_cache
+        self.without_cache = self.core.without_cache
         self.marker = nn.Parameter(torch.zeros(1))
 
     def forward(
@@ -109,13 +113,23 @@ class CountingAgent(nn.Module):
         state: Tensor,
         return_attention: bool = False,
     ) -> AgentOutput:
+        one_step = torch.tensor([0.0, 0.0, 1.0])
         wrong = []
-        for now, begins, action, reward in zip(*(x.unbind(1) for x in (observation, reset, last_action, last_reward))):
-            follows = (now == state.last + torch.tensor([0.0, 0.0, 1.0])).all(1) & (action >= 0)
-            follows &= reward == now[:, 2]
-            begun = (now[:, 2] == 0) & (action == -1) & (~state.seen | (now[:, 0] == state.last[:, 0]))
-            begun &= ~state.seen | (now[:, 1] == state.last[:, 1] + 1)
-            wrong.append(~torch.where(begins, begun, follows & state.seen))
+        for at in range(observation.shape[1]):
+            now = observation[:, at]
+            number, episode, step = now.unbind(1)
+            last_number, last_episode, _ = state.last.unbind(1)
+            action = last_action[:, at]
+
+            # Within an episode: one step after the state's, with an action and its reward.
+            is_next = (now == state.last + one_step).all(dim=1)
+            continues = state.seen & is_next & (action >= 0) & (last_reward[:, at] == step)
+
+            # At its start: step 0 without an action, of the same row's next episode unless the state is new.
+            follows = (number == last_number) & (episode == last_episode + 1)
+            begins = (step == 0) & (action == -1) & (~state.seen | follows)
+
+            wrong.append(~torch.where(reset[:, at], begins, continues))
             state = CountingState(now, torch.ones_like(state.seen))
         flags = torch.stack(wrong, dim=1).float()
         logits = torch.stack([flags, torch.zeros_like(flags)], dim=-1)
