@@ -32,8 +32,9 @@ from tests.commands.pages import Elements, shown_frames, unpacked
 
 STEPS = 4
 CAMERA = 40
+"""Brightness of the camera's first image; it grows by one a step."""
 DEPTH = 200
-"""Brightness of the images; that of the camera grows by one a step."""
+"""Brightness of all images of the depth."""
 SAMPLED = [2.0, 0.5, -3.0, 1.0, 0.0]
 """The action of each step: a choice of three, a number within 0..8, a number without bounds, and two switches."""
 
@@ -97,19 +98,28 @@ def record_robot(robot: type[Robot] = Robot) -> Recording:
     config = AgentConfig(torso="small", torso_size=8, core=LSTMConfig(8), action_bounds="squash")
     agent = Agent(config, seen.observation_shape, seen.actions, seen.vocabulary)
     actor = Actor(envs, agent, actor_id=0, seed=3)
+
+    # The actor has a known policy and takes a known action.
     act = actor.act
+    choice_logits = [math.log(0.2), math.log(0.3), math.log(0.5)]
+    means = [math.atanh(0.25), -3.5]
+    log_scales = [math.log(0.5), math.log(2.0)]
+    switch_logits = [0.0, 0.0, math.log(3.0), 0.0]
+    parameters = torch.tensor([*choice_logits, *means, *log_scales, *switch_logits])
 
     def chosen(**options: Any) -> tuple[Tensor, AgentOutput]:
-        """A known policy and a known action. Parameters: three logits, means, logarithms of scales, and two logits
-        for each switch."""
         _, output = act(**options)
-        number = [math.atanh(0.25), -3.5, math.log(0.5), math.log(2.0)]
-        parameters = torch.tensor([math.log(0.2), math.log(0.3), math.log(0.5), *number, 0.0, 0.0, math.log(3.0), 0.0])
         return torch.tensor([SAMPLED]), output._replace(policy_parameters=parameters[None, None])
 
     actor.act = chosen  # type: ignore[method-assign]
     (found,) = record_episodes(actor, 1)
     return found
+
+
+def number_of_frames(path: Path) -> int:
+    """Of a film."""
+    with av.open(path) as video:
+        return sum(1 for _ in video.decode(video=0))
 
 
 @pytest.fixture(scope="module")
@@ -118,7 +128,8 @@ def recording() -> Recording:
 
 
 def test_all_parts_of_an_observation_are_recorded(recording: Recording) -> None:
-    camera, depth, arm = recording.observations, *recording.more_observations
+    camera = recording.observations
+    depth, arm = recording.more_observations
     assert recording.observation_names == ("camera", "depth", "numbers")
     assert camera.shape == (STEPS, 12, 16, 3)
     assert camera[:, 0, 0, 0].tolist() == [40, 41, 42, 43]
@@ -127,7 +138,7 @@ def test_all_parts_of_an_observation_are_recorded(recording: Recording) -> None:
 
 
 def test_numbers_of_actions_are_in_units_of_the_environment(recording: Recording) -> None:
-    """The number within 0..8 is 0.5 before it is squashed, and its mean is 0.25 after that: of 8, five eighths."""
+    """The number within 0..8 is 4 + 4 tanh(x). The action has x = 0.5; its mean has tanh(x) = 0.25, which gives 5."""
     assert [column.name for column in columns(recording)] == list(recording.action_names)
     assert [(column.size, column.low, column.high) for column in columns(recording)] == [
         (3, 0.0, 2.0),
@@ -141,7 +152,7 @@ def test_numbers_of_actions_are_in_units_of_the_environment(recording: Recording
     np.testing.assert_allclose(means(recording), [[5.0, -3.5]] * STEPS, rtol=1e-6)
 
 
-def test_the_page_has_the_action_by_column(recording: Recording) -> None:
+def test_a_page_has_the_action_by_column(recording: Recording) -> None:
     data = page_data([recording], "title", "lstm")
     assert data["actions"] == []
     names = recording.action_names
@@ -152,14 +163,16 @@ def test_the_page_has_the_action_by_column(recording: Recording) -> None:
         {"name": names[3], "size": 2, "low": 0.0, "high": 1.0},
         {"name": names[4], "size": 2, "low": 0.0, "high": 1.0},
     ]
+
+    # The numbers of the last step.
     (episode,) = data["episodes"]
     assert episode["actions"] is None
     numbers = {name: unpacked(values, "<f4").reshape(STEPS, -1) for name, values in episode["numbers"].items()}
     np.testing.assert_allclose(numbers["received"][3], [2, 4 + 4 * math.tanh(0.5), -3, 1, 0], rtol=1e-6)
     np.testing.assert_allclose(numbers["means"][3], [5.0, -3.5], rtol=1e-6)
     np.testing.assert_allclose(numbers["scales"][3], [0.5, 2.0], rtol=1e-6)
-    chances = unpacked(episode["probabilities"], "u1").reshape(STEPS, 7)
-    np.testing.assert_allclose(chances[3] / 255, [0.2, 0.3, 0.5, 0.5, 0.5, 0.75, 0.25], atol=0.002)
+    probabilities = unpacked(episode["probabilities"], "u1").reshape(STEPS, 7) / 255
+    np.testing.assert_allclose(probabilities[3], [0.2, 0.3, 0.5, 0.5, 0.5, 0.75, 0.25], atol=0.002)
     assert episode["choices"] == [0, 0, 1, 0]
 
     page = render_page("episode", data)
@@ -172,7 +185,7 @@ def test_the_page_has_the_action_by_column(recording: Recording) -> None:
 
 
 def test_images_are_beside_each_other_above_the_vector(recording: Recording) -> None:
-    """12 rows of 16 and of 8 columns are enlarged 13 times, to at least 300 columns with 4 between them."""
+    """Both have 12 rows then, with 16 and 8 columns, and are enlarged 13 times, to at least 300 columns in all."""
     assert panels(recording) == [Panel("camera", 0, 208), Panel("depth", 212, 104)]
     shown = views(recording)
     assert shown.shape == (STEPS, 156 + BARS, 316, 3)
@@ -180,6 +193,8 @@ def test_images_are_beside_each_other_above_the_vector(recording: Recording) -> 
     assert (shown[3, :156, 208:212] == BACKGROUND).all()
     assert (shown[3, :156, 212:] == DEPTH).all()
     assert what_is_seen(recording).startswith("Below: the vector")
+
+    # The page says where each image is.
     data = page_data([recording], "title", "lstm")
     assert data["panels"] == [{"name": "camera", "left": 0, "width": 208}, {"name": "depth", "left": 212, "width": 104}]
     np.testing.assert_allclose(shown_frames(data, data["episodes"][0])[..., :3], shown, atol=3)
@@ -187,38 +202,41 @@ def test_images_are_beside_each_other_above_the_vector(recording: Recording) -> 
 
 
 def test_images_alone_are_not_enlarged(recording: Recording) -> None:
-    images = replace(
-        recording, more_observations=recording.more_observations[:1], observation_names=("camera", "depth")
-    )
+    depth, _ = recording.more_observations
+    images = replace(recording, more_observations=(depth,), observation_names=("camera", "depth"))
     assert views(images).shape == (STEPS, 12, 28, 3)
     assert what_is_seen(images) == ""
-    vector = replace(
-        recording, more_observations=recording.more_observations[1:], observation_names=("camera", "numbers")
-    )
+
+
+def test_one_image_above_a_vector_is_enlarged(recording: Recording) -> None:
+    _, arm = recording.more_observations
+    vector = replace(recording, more_observations=(arm,), observation_names=("camera", "numbers"))
     assert panels(vector) == [Panel("camera", 0, 304)]
     assert views(vector).shape[2] >= WIDTH
 
 
 def test_the_film_says_what_each_column_is(recording: Recording, tmp_path: Path) -> None:
-    three = replace(recording, parts=recording.parts[:3], actions=recording.actions[:, :3])
+    # Few columns have a line each, with their names; more are numbers alone.
     names = ("gear", "throttle", "a long name of a number")
-    lines = action_lines(replace(three, action_names=names))[0]
-    assert lines == [("action", "gear 2"), ("", "throttle 5.85"), ("", "…f a number -3")]
+    three = replace(recording, parts=recording.parts[:3], actions=recording.actions[:, :3], action_names=names)
+    assert action_lines(three)[0] == [("action", "gear 2"), ("", "throttle 5.85"), ("", "…f a number -3")]
     assert action_lines(recording)[0] == [("action", "2  5.85  -3  1  0")]
+
+    # All steps have as many lines as the longest.
     uneven = replace(recording, actions=np.array([[0, 0, 0, 0, 0], [0, 0, -1234.5, 0, 0], [0, 0, -1.2345e-20, 0, 0]]))
     assert [len(lines) for lines in action_lines(uneven)] == [2, 2, 2]
+
     film([recording], tmp_path / "robot.mp4")
-    with av.open(tmp_path / "robot.mp4") as video:
-        assert sum(1 for _ in video.decode(video=0)) == STEPS
+    assert number_of_frames(tmp_path / "robot.mp4") == STEPS
 
 
 def test_the_film_leaves_out_what_does_not_fit(recording: Recording) -> None:
-    parts = (ChoiceColumn("switch", 2),) * 90
+    count = 90
     many = replace(
         recording,
-        parts=parts,
-        action_names=tuple(f"switch[{index}]" for index in range(90)),
-        actions=np.ones((1, 90), np.float32),
+        parts=(ChoiceColumn("switch", 2),) * count,
+        action_names=tuple(f"switch[{index}]" for index in range(count)),
+        actions=np.ones((1, count), np.float32),
     )
     (lines,) = action_lines(many)
     assert len(lines) == 4
@@ -245,7 +263,9 @@ def test_a_page_shows_texts_where_they_change_and_escapes_them() -> None:
 
 
 def test_a_page_speaks_only_of_what_there_is(recording: Recording) -> None:
-    crosses, report = "Crosses above the slider", "What compression keeps and loses"
+    """Its crosses mark choices; a report on compression is of cores that compress."""
+    crosses = "Crosses above the slider"
+    report = "What compression keeps and loses"
     page = render_page("episode", page_data([recording], "title", "lstm") | {"related": []})
     assert crosses in page
     assert report not in page
@@ -254,16 +274,22 @@ def test_a_page_speaks_only_of_what_there_is(recording: Recording) -> None:
 
 
 def test_the_film_shows_texts_in_few_lines_as_far_as_a_font_can_draw_them(tmp_path: Path) -> None:
+    """All steps have as many lines as the longest text, here three."""
     told = record_robot(Told)
     first, second, hostile, last = instruction_lines(told)
-    assert first == second == [("instruction", "Go to the red ball"), *[("", "")] * 2]
-    assert last == [("instruction", ""), *[("", "")] * 2]
+    empty = ("", "")
+    assert first == second == [("instruction", "Go to the red ball"), empty, empty]
+    assert last == [("instruction", ""), empty, empty]
     assert [title for title, _ in hostile] == ["instruction", "", ""]
-    assert "".join(line for _, line in hostile).isprintable()
-    assert hostile[0][1] == "</script><img src=x"
+    lines_of_hostile = [line for _, line in hostile]
+    assert "".join(lines_of_hostile).isprintable()
+    assert lines_of_hostile[0] == "</script><img src=x"
     film([told], tmp_path / "told.mp4")
-    with av.open(tmp_path / "told.mp4") as video:
-        assert sum(1 for _ in video.decode(video=0)) == STEPS
+    assert number_of_frames(tmp_path / "told.mp4") == STEPS
+
+
+def test_a_film_shows_five_lines_of_a_long_text() -> None:
+    told = record_robot(Told)
     long = replace(told, instructions=("word " * 99,) * STEPS)
     (lines, *_) = instruction_lines(long)
     assert len(lines) == 5
@@ -289,7 +315,9 @@ def test_counterfactuals_are_for_actions_of_discrete_spaces(recording: Recording
     ],
 )
 def test_of_a_stack_of_frames_the_last_one_is_shown(channels: list[int], shown: list[int]) -> None:
-    """But for transparency, which is 255 everywhere; all others differ in one pixel."""
+    """A fourth channel that is 255 everywhere is transparency; all other channels differ in one pixel."""
     pictures = np.tile(np.array(channels, np.uint8), (2, 3, 5, 1))
-    pictures[0, 0, 0][pictures[0, 0, 0] < 255] += 1
-    assert coloured(pictures)[1].tolist() == np.tile(shown, (3, 5, 1)).tolist()
+    one_pixel = pictures[0, 0, 0]
+    one_pixel[one_pixel < 255] += 1
+    _, second = coloured(pictures)
+    assert second.tolist() == np.tile(shown, (3, 5, 1)).tolist()

@@ -17,28 +17,39 @@ from envs import make_device, make_vector
 from tests.actors.counting import CountingAgent, DeviceCounting
 from tests.capture import Capturable, EmulatedGraph
 
-ROOMS, RECALL = "rooms:small-recall,episode_frames=100", "diagnostic:recall,delay=5"
-ROWS, LENGTH = 3, 16
+ROOMS = "rooms:small-recall,episode_frames=100"
+RECALL = "diagnostic:recall,delay=5"
+ROWS = 3
+"""Environments of an actor."""
+LENGTH = 16
+"""Steps of an unroll."""
 SIZES = {"model_size": 16, "num_layers": 2, "num_heads": 2, "mlp_size": 16, "segment_size": 8, "norm": "pre"}
 CORES = matched_cores({**SIZES, "dropout": 0.5}, memory=8, compressed=4)
 
 
+SPACES: dict[str, tuple[tuple[int, ...], int]] = {ROOMS: ((12, 16, 3), 9), RECALL: ((5,), 4)}
+"""Shape of observations and number of actions."""
+
+
 def make_agent(core: str, env: str) -> Agent:
+    """An agent that is new and always the same."""
     torch.manual_seed(0)
-    rooms = env == ROOMS
     config = AgentConfig(torso="small", torso_size=8, core=CORES[core])
-    return Agent(config, (12, 16, 3) if rooms else (5,), 9 if rooms else 4)
+    observation_shape, num_actions = SPACES[env]
+    return Agent(config, observation_shape, num_actions)
 
 
-def resident(agent: Agent, env: str, capture: Any = None, **options: Any) -> ResidentActor:
-    return ResidentActor(make_device(env, ROWS, "cpu"), agent, LENGTH, 7, env, capture=capture, **options)
+def resident(agent: Agent, env: str, capture: Any = None, device: str = "cpu", **options: Any) -> ResidentActor:
+    """An actor with seed 7."""
+    return ResidentActor(make_device(env, ROWS, device), agent, LENGTH, 7, env, capture=capture, **options)
 
 
 def emulated(actor: ResidentActor) -> None:
     """Lets the actor replay its unrolls in an emulation of a CUDA graph, in which the environments are a kernel."""
 
     def capture(function: Callable[[], None]) -> Callable[[], None]:
-        graph, launch = EmulatedGraph(), actor.envs.launch
+        graph = EmulatedGraph()
+        launch = actor.envs.launch
         if not actor.task.startswith("diagnostic"):
             actor.envs.launch = lambda: graph.call(launch)  # type: ignore[method-assign]
         before = [leaf.clone() for leaf in tensors_of(actor)]
@@ -61,7 +72,9 @@ def tensors_of(actor: ResidentActor) -> Iterator[torch.Tensor]:
 
 
 def same(one: Any, other: Any) -> bool:
-    return all(torch.equal(*pair) for pair in zip(leaves(tuple(one)), leaves(tuple(other)), strict=True))
+    """Whether all tensors of two trajectories are equal."""
+    pairs = zip(leaves(tuple(one)), leaves(tuple(other)), strict=True)
+    return all(torch.equal(ours, theirs) for ours, theirs in pairs)
 
 
 def change(agent: Agent) -> None:
@@ -75,14 +88,15 @@ def change(agent: Agent) -> None:
 @pytest.mark.parametrize("env", [ROOMS, RECALL])
 @pytest.mark.parametrize("core", CORES)
 def test_it_acts_as_an_actor_with_the_same_random_numbers(core: str, env: str) -> None:
-    """Without the dropout of the learner, whose mode stays."""
+    """Acting leaves out the dropout of the learner's agent, which stays in the mode of training."""
     agent = make_agent(core, env)
     local = Actor(make_vector(env, ROWS), make_agent(core, env), 0, 7, task=env)
     pool = resident(agent, env)
     for version in range(4):
         local.set_weights(agent.state_dict(), version)
         pool.publish({}, version)
-        ours, theirs = pool.get(), local.unroll(LENGTH)
+        ours = pool.get()
+        theirs = local.unroll(LENGTH)
         validate(ours.trajectory)
         assert same(ours.trajectory, theirs.trajectory)
         assert ours == Unroll(ours.trajectory, theirs.episodes, version, ROWS)
@@ -97,7 +111,8 @@ def test_it_acts_in_an_actors_precision(core: str) -> None:
     for precision in get_args(Precision):
         local = Actor(make_vector(RECALL, ROWS), make_agent(core, RECALL), 0, 7, precision=precision)
         pool = resident(make_agent(core, RECALL), RECALL, precision=precision)
-        ours, theirs = pool.get().trajectory, local.unroll(LENGTH).trajectory
+        ours = pool.get().trajectory
+        theirs = local.unroll(LENGTH).trajectory
         assert same(ours, theirs)
         logits[precision] = ours.policy_parameters
     assert not same(logits["float32"], logits["bfloat16"])
@@ -106,9 +121,11 @@ def test_it_acts_in_an_actors_precision(core: str) -> None:
 @pytest.mark.parametrize("env", [ROOMS, RECALL])
 @pytest.mark.parametrize("core", CORES)
 def test_a_graph_of_an_unroll_does_what_its_operations_do(core: str, env: str) -> None:
-    """With resets and changes of weights between unrolls; resumed in between."""
-    agent, other = make_agent(core, env), make_agent(core, env)
-    eager, graph = resident(agent, env), resident(other, env)
+    """With resets and changes of weights between unrolls. Both resume from an earlier state after the fourth."""
+    agent = make_agent(core, env)
+    other = make_agent(core, env)
+    eager = resident(agent, env)
+    graph = resident(other, env)
     emulated(graph)
     places = [leaf.data_ptr() for leaf in tensors_of(graph)]
     for turn in range(5):
@@ -122,13 +139,13 @@ def test_a_graph_of_an_unroll_does_what_its_operations_do(core: str, env: str) -
         if turn == 2:
             saved = eager.state_dict()
         if turn == 3:
-            for actor in (eager, graph):
-                actor.load_state_dict(saved)
+            eager.load_state_dict(saved)
+            graph.load_state_dict(saved)
     assert places == [leaf.data_ptr() for leaf in tensors_of(graph)]
 
 
 @pytest.mark.parametrize("core", CORES)
-def test_nothing_that_a_graph_cannot_hold(core: str) -> None:
+def test_acting_does_nothing_that_a_graph_cannot_hold(core: str) -> None:
     actor = resident(make_agent(core, RECALL), RECALL)
     actor.unroll()
     with Capturable() as mode:
@@ -141,7 +158,8 @@ def test_nothing_that_a_graph_cannot_hold(core: str) -> None:
 
 def test_it_resumes_exactly_and_keeps_the_learners_weights() -> None:
     agent = make_agent("compressive", ROOMS)
-    first, second = resident(agent, ROOMS), resident(agent, ROOMS)
+    first = resident(agent, ROOMS)
+    second = resident(agent, ROOMS)
     for mine, theirs in zip(first.agent.parameters(), agent.parameters(), strict=True):
         assert mine is theirs
     first.unroll()
@@ -167,12 +185,14 @@ def test_a_saved_state_stays_as_it_was() -> None:
 def test_it_resumes_after_any_step() -> None:
     """Also between the end of an episode, terminated or truncated, and the step that begins the next."""
     agent: Any = CountingAgent()
-    first, ends = ResidentActor(DeviceCounting(ROWS), agent, 1, 7), set[tuple[bool, bool]]()
+    first = ResidentActor(DeviceCounting(ROWS), agent, length=1, seed=7)
+    ends: set[tuple[bool, bool]] = set()
     for _ in range(30):
         first.unroll()
-        second = ResidentActor(DeviceCounting(ROWS), agent, 1, 8)
+        second = ResidentActor(DeviceCounting(ROWS), agent, length=1, seed=8)
         second.load_state_dict(first.state_dict())
         ends |= set(zip(first.envs.terminated.tolist(), first.envs.truncated.tolist()))
+
         first.unroll()
         second.unroll()
         assert same(first.trajectory, second.trajectory)
@@ -185,12 +205,11 @@ def test_it_resumes_after_any_step() -> None:
 @pytest.mark.parametrize("env", [ROOMS, RECALL])
 @pytest.mark.parametrize("core", CORES)
 def test_a_graph_of_a_gpu_does_what_its_operations_do(core: str, env: str) -> None:
-    """A real graph, with changes of weights between unrolls; resumed in between."""
-    agents = [make_agent(core, env).to("cuda") for _ in range(2)]
-    eager, graph = (
-        ResidentActor(make_device(env, ROWS, "cuda"), agent, LENGTH, 7, env, capture=capture)
-        for agent, capture in zip(agents, (None, cuda_graph))
-    )
+    """A real graph, with changes of weights between unrolls. It resumes each time from the state of the other."""
+    agent = make_agent(core, env).to("cuda")
+    other = make_agent(core, env).to("cuda")
+    eager = resident(agent, env, device="cuda")
+    graph = resident(other, env, device="cuda", capture=cuda_graph)
     for turn in range(4):
         eager.unroll()
         graph.unroll()
@@ -199,17 +218,18 @@ def test_a_graph_of_a_gpu_does_what_its_operations_do(core: str, env: str) -> No
             torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
         assert eager.episodes() == graph.episodes()
         graph.load_state_dict(eager.state_dict())
-        for agent in agents:
-            change(agent)
+        change(agent)
+        change(other)
 
 
 @pytest.mark.gpu
 def test_an_actor_on_a_gpu_hands_out_what_one_on_the_cpu_does() -> None:
     def unrolls(device: str) -> list[torch.Tensor]:
+        """All tensors of two unrolls."""
         torch.manual_seed(0)
         agent = Agent(AgentConfig(torso="small", torso_size=16, core=LSTMConfig(16)), (24, 32, 3), 9)
         actor = Actor(make_vector("rooms:small", 2), agent, 0, 0, device=device)
-        return [leaf for _ in range(2) for leaf in leaves(actor.unroll(4).trajectory)]
+        return [*leaves(actor.unroll(4).trajectory), *leaves(actor.unroll(4).trajectory)]
 
     for here, there in zip(unrolls("cpu"), unrolls("cuda")):
         assert there.device.type == "cpu"
