@@ -42,37 +42,54 @@ def unreliable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tupl
 def test_a_store_that_fails_at_any_moment_leaves_a_checkpoint_that_loads(
     unreliable: tuple[str, list[float]], step: int, late: bool, failures: int
 ) -> None:
-    """late: the operation has its effect, and the answer is lost. Three failures are remedied by retries."""
+    """The store fails from each operation of a save on, in turn. Three failures are overcome by retries.
+
+    late: the operation has its effect, and the answer is lost.
+    """
     url, pauses = unreliable
-    for count in range(1, 100):
-        run = f"{url}{count}"
+    for first_failure in range(1, 100):
+        run = f"{url}{first_failure}"
         checkpoints.save(run, 10, PARTS, {"try": 1})
         pauses.clear()
-        Unreliable.fail(range(count, count + failures), late)
-        said = None
+
+        # The second save fails, unless retries are enough or it has fewer operations.
+        Unreliable.fail(range(first_failure, first_failure + failures), late)
+        error_text = None
         try:
             checkpoints.save(run, step, PARTS, {"try": 2}, keep=1)
         except storage.StorageError as error:
-            said = str(error)
-        message = f"{run} cannot be read or written: ConnectionResetError: the network is down"
-        assert said == (message if failures > 3 and pauses else None)
+            error_text = str(error)
         Unreliable.fail(())
-        for name in (store := storage.UrlStore(run)).names():  # nothing half written looks like a checkpoint
+        has_failed = bool(pauses)
+        is_for_good = failures > 3
+        if has_failed and is_for_good:
+            assert error_text == f"{run} cannot be read or written: ConnectionResetError: the network is down"
+            may_be_newest = (1, 2)
+        else:
+            assert error_text is None
+            may_be_newest = (2,)
+
+        # Nothing half written looks like a checkpoint.
+        store = storage.UrlStore(run)
+        for name in store.names():
             assert checkpoints.read(store, name).state["try"] in (1, 2)
-        assert checkpoints.load_latest(run).state["try"] in ((1, 2) if said else (2,))
+        assert checkpoints.load_latest(run).state["try"] in may_be_newest
+
+        # The next save removes what the failure left.
         checkpoints.save(run, step, PARTS, {"try": 3}, keep=1)
         assert checkpoints.load_latest(run).state == {"try": 3}
         assert names(run) == [f"{step:012d}"]
-        if not pauses:
+        if not has_failed:
             break
-    assert 5 < count < 99
+    assert 5 < first_failure < 99
 
 
 @pytest.mark.parametrize(
-    ("error", "tries"), [(ConnectionResetError("the network is down"), [1, 3, 9]), (PermissionError("not yours"), [])]
+    ("error", "expected_pauses"),
+    [(ConnectionResetError("the network is down"), [1, 3, 9]), (PermissionError("not yours"), [])],
 )
 def test_what_cannot_be_read_for_now_is_not_taken_for_damage(
-    unreliable: tuple[str, list[float]], error: BaseException, tries: int
+    unreliable: tuple[str, list[float]], error: BaseException, expected_pauses: list[float]
 ) -> None:
     """The newest checkpoint is not skipped; a PermissionError is not retried."""
     url, pauses = unreliable
@@ -82,7 +99,8 @@ def test_what_cannot_be_read_for_now_is_not_taken_for_damage(
     message = f"{url} cannot be read or written: {type(error).__name__}: {error}"
     with pytest.raises(storage.StorageError, match=message):
         checkpoints.load_latest(url)
-    assert pauses == tries
+    assert pauses == expected_pauses
+
     Unreliable.fail(range(2, 5), error=ConnectionResetError())
     assert checkpoints.load_latest(url).step == 20
 
@@ -103,9 +121,13 @@ def save(run, step, content, keep=1):
     checkpoints.save(scheme + str(run) if scheme else run, step, parts, {"content": content}, keep)
 
 def load(run):
-    for folder in (run / "checkpoints").iterdir():  # nothing half written or half removed looks like a checkpoint
+    # Nothing half written or half removed looks like a checkpoint.
+    for folder in (run / "checkpoints").iterdir():
         names = [path.name for path in folder.iterdir()]
-        assert folder.suffix == ".tmp" or len(names) == 3 or scheme and "state.json" not in names, folder
+        is_whole = len(names) == 3
+        is_temporary = folder.suffix == ".tmp"
+        is_unfinished = bool(scheme) and "state.json" not in names  # which is written last, and removed first
+        assert is_whole or is_temporary or is_unfinished, folder
     loaded = checkpoints.load_latest(scheme + str(run) if scheme else run)
     assert scheme or not loaded.skipped
     content = loaded.state["content"]
@@ -114,8 +136,10 @@ def load(run):
 
 def dies_at(count, run, step):
     '''Saves in another process, which is killed at a given disk operation; its status is 0 if there are fewer.'''
-    if pid := os.fork():
-        return os.waitpid(pid, 0)[1]
+    pid = os.fork()
+    if pid:
+        _, status = os.waitpid(pid, 0)
+        return status
     left = [count]
 
     def before(owner, name, half=lambda *arguments: None):
@@ -175,7 +199,8 @@ for step in (20, 10):  # a newer checkpoint, and the same one again
 @pytest.mark.parametrize("scheme", ["", "file://"])
 def test_kill_9_at_any_moment_leaves_a_checkpoint_that_loads(tmp_path: Path, scheme: str) -> None:
     """At each operation of a write in turn; that checkpoint or the one before loads."""
-    command, root = [sys.executable, "-c", KILLED, str(tmp_path), scheme], Path(checkpoints.__file__).parents[1]
+    command = [sys.executable, "-c", KILLED, str(tmp_path), scheme]
+    root = Path(checkpoints.__file__).parents[1]
     done = subprocess.run(command, cwd=root, capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.count("killed at") == 2

@@ -47,12 +47,18 @@ def test_round_trip(place: Place) -> None:
     loaded = checkpoints.load_latest(place)
     assert (loaded.step, loaded.state, loaded.path, loaded.skipped) == (12345, STATE, path, [])
     assert_equal(loaded.parts, PARTS)
-    whole = PARTS["weights"]["layer/weight"]  # tensors that share memory or are strided
+
+
+def test_a_checkpoint_of_the_same_step_is_replaced(place: Place) -> None:
+    """Here by tensors that share memory or are strided."""
+    checkpoints.save(place, 12345, PARTS, STATE)
+    whole = PARTS["weights"]["layer/weight"]
     part = {"whole": whole, "same": whole, "row": whole[1], "strided": whole.T, "wide": whole[:, :1].expand(2, 4)}
-    checkpoints.save(place, 12345, {"weights": part}, {})  # in place of the one of this step
+    checkpoints.save(place, 12345, {"weights": part}, {})
     loaded = checkpoints.load_latest(place)
     assert_equal(loaded.parts["weights"], part)
-    assert (loaded.state, names(place)) == ({}, ["000000012345"])
+    assert loaded.state == {}
+    assert names(place) == ["000000012345"]
 
 
 def test_the_newest_are_kept(place: Place) -> None:
@@ -64,19 +70,27 @@ def test_the_newest_are_kept(place: Place) -> None:
     assert checkpoints.load_latest(place).step == 1_000_000_000_000
 
 
-def test_a_run_goes_on_from_an_earlier_checkpoint(place: Place) -> None:
-    """Newer, damaged checkpoints are neither loaded again nor do they count among those that are kept."""
+def test_a_run_resumes_from_an_earlier_checkpoint(place: Place) -> None:
+    """Newer, damaged checkpoints are neither loaded again nor do they count among those that are kept.
+
+    In a folder they get another name, until checkpoints of their step or a later one are written.
+    """
     save(place, 100)
     for step in (200, 300):
         fs, path = url_to_fs(f"{save(place, step)}/weights.safetensors")
         fs.rm(path)
+
     save(place, 150, keep=1)
-    superseded = ["000000000200.superseded", "000000000300.superseded"] if isinstance(place, Path) else []
+    superseded = []
+    if isinstance(place, Path):
+        superseded = ["000000000200.superseded", "000000000300.superseded"]
     assert names(place) == ["000000000150", *superseded]
     assert checkpoints.load_latest(place).step == 150
+
     save(place, 200, keep=1)
     assert names(place) == ["000000000200", *superseded[1:]]
     assert checkpoints.load_latest(place).state == {"step": 200}
+
     save(place, 301, keep=2)
     assert names(place) == ["000000000200", "000000000301"]
 
@@ -85,12 +99,15 @@ def test_a_run_goes_on_from_an_earlier_checkpoint(place: Place) -> None:
 def test_a_checkpoint_that_is_removed_meanwhile_is_not_damaged(
     place: Place, monkeypatch: pytest.MonkeyPatch, left: int | None
 ) -> None:
-    """A run removes old checkpoints, which `evaluate` has just listed, when it has written newer ones."""
+    """A run removes old checkpoints, which `evaluate` has just listed, when it has written newer ones.
+
+    Either checkpoint 100 is left, or none, and then there is a new one.
+    """
     for step in (100, 200):
         save(place, step)
     read = checkpoints.read
 
-    def late(store: Any, name: str) -> checkpoints.Checkpoint:
+    def late_read(store: Any, name: str) -> checkpoints.Checkpoint:
         if name.startswith("000000000200"):
             for old in store.names():
                 if left is None or not old.startswith(f"{left:012d}"):
@@ -99,17 +116,20 @@ def test_a_checkpoint_that_is_removed_meanwhile_is_not_damaged(
                 save(place, 300)
         return read(store, name)
 
-    monkeypatch.setattr(checkpoints, "read", late)
+    monkeypatch.setattr(checkpoints, "read", late_read)
     loaded = checkpoints.load_latest(place)
-    assert (loaded.step, loaded.skipped) == (left or 300, [])
+    assert loaded.step == (300 if left is None else left)
+    assert loaded.skipped == []
 
 
 def test_leftovers_are_ignored_then_removed(place: Place) -> None:
+    """Of writes and removals that did not end: in a folder by their names, behind a URL by a missing state.json."""
     save(place, 100)
-    left = ("000000000200.tmp", "000000000050.removed.tmp")
-    if not isinstance(place, Path):
-        left = ("000000000200-abcdef", "000000000050-abcdef", "000000000060-abcdef.superseded")
-    for leftover in left:
+    if isinstance(place, Path):
+        leftovers = ["000000000200.tmp", "000000000050.removed.tmp"]
+    else:
+        leftovers = ["000000000200-abcdef", "000000000050-abcdef", "000000000060-abcdef.superseded"]
+    for leftover in leftovers:
         fs, path = url_to_fs(f"{place}/checkpoints/{leftover}/weights.safetensors")
         fs.makedirs(path.rpartition("/")[0])
         fs.pipe_file(path, b"half")
@@ -119,18 +139,30 @@ def test_leftovers_are_ignored_then_removed(place: Place) -> None:
     assert names(place) == ["000000000100", "000000000200"]
 
 
-def test_runs_without_checkpoints_copied_runs_and_owners(tmp_path: Path) -> None:
+def test_a_folder_without_checkpoints_is_no_run(tmp_path: Path) -> None:
     for run in (tmp_path / "nowhere", tmp_path):
         with pytest.raises(FileNotFoundError, match=f"{run} has no checkpoints: expected the folder of a run"):
             checkpoints.load_latest(run)
+
+
+def test_a_run_may_have_no_checkpoint_yet(tmp_path: Path) -> None:
     (tmp_path / "checkpoints").mkdir()
-    for run in (tmp_path, url := f"file://{tmp_path}", f"memory://{tmp_path}"):
+    for run in (tmp_path, f"file://{tmp_path}", f"memory://{tmp_path}"):
         with pytest.raises(FileNotFoundError, match=f"{run} has no checkpoint yet"):
             checkpoints.load_latest(run)
-    save(tmp_path, 200)  # a run that is copied behind a URL is read there
+
+
+def test_a_run_that_is_copied_behind_a_url_is_read_there(tmp_path: Path) -> None:
+    url = f"file://{tmp_path}"
+    save(tmp_path, 200)
     assert checkpoints.load_latest(url).step == 200
     save(url, 200, keep=1)
     assert names(tmp_path) == ["000000000200"]
+
+
+def test_a_url_belongs_to_the_last_run_that_claims_it(tmp_path: Path) -> None:
+    url = f"file://{tmp_path}"
+    save(url, 200)
     assert UrlStore(url).owner() is None
     for owner in ("first", "second"):
         UrlStore(url).claim(owner)
@@ -162,20 +194,28 @@ def test_a_learner_is_restored_exactly(
 ) -> None:
     schedule = {"learning_rate": 0.01, "learning_rate_schedule": "linear"}
     config = LearnerConfig(device="cpu", optimizer=optimizer, rmsprop_momentum=0.5, **schedule)
-    learner, resumed = (Learner(tiny_agent(), config, total_steps=1000) for _ in range(2))
-    for seed in range(3):
+    learner = Learner(tiny_agent(), config, total_steps=1000)
+    resumed = Learner(tiny_agent(), config, total_steps=1000)
+
+    # Three updates before the checkpoint and three after it.
+    for seed in (0, 1, 2):
         learner.update(trajectory(4, 6, seed))
     parts, counters = checkpoints.pack_learner(learner.state_dict())
     checkpoints.save(tmp_path, learner.steps, parts, {"learner": counters})
-    expected = [learner.update(trajectory(4, 6, seed)) for seed in range(3, 6)]
+    expected = [learner.update(trajectory(4, 6, seed)) for seed in (3, 4, 5)]
+
     saved = checkpoints.unpack_learner(checkpoints.load_latest(tmp_path))
     resumed.load_state_dict(saved)
     assert resumed.version == 3
-    assert [resumed.update(trajectory(4, 6, seed)) for seed in range(3, 6)] == expected
+    assert [resumed.update(trajectory(4, 6, seed)) for seed in (3, 4, 5)] == expected
     assert (resumed.version, resumed.steps) == (learner.version, learner.steps)
     assert_equal(learner.weights(), resumed.weights())
-    for state in (parts, checkpoints.pack_learner(saved)[0]):  # neither learner wrote into it
-        assert_equal(state, checkpoints.load_latest(tmp_path).parts)
+
+    # Neither learner wrote into the state that was saved.
+    in_checkpoint = checkpoints.load_latest(tmp_path).parts
+    parts_again, _ = checkpoints.pack_learner(saved)
+    assert_equal(parts, in_checkpoint)
+    assert_equal(parts_again, in_checkpoint)
 
 
 def test_the_memory_of_a_sequence_learner_is_a_part(tmp_path: Path) -> None:
@@ -185,7 +225,9 @@ def test_the_memory_of_a_sequence_learner_is_a_part(tmp_path: Path) -> None:
     checkpoints.save(tmp_path, 7, parts, {"learner": plain})
     loaded = checkpoints.load_latest(tmp_path)
     assert_equal(checkpoints.unpack_learner(loaded), state)
-    without = loaded._replace(parts={name: part for name, part in loaded.parts.items() if name != "memory"})
+
+    other_parts = {name: part for name, part in loaded.parts.items() if name != "memory"}
+    without = loaded._replace(parts=other_parts)
     with pytest.raises(ValueError, match="parts: expected memory in it"):
         checkpoints.unpack_learner(without)
 
@@ -203,6 +245,8 @@ def test_random_generators_are_restored() -> None:
         assert draw() != expected
         serialization.restore_rng(state)
         assert draw() == expected
+
+        # A state that is too short is refused.
         for name in ("python", "numpy", "torch"):
             with pytest.raises(ValueError, match=f"rng: {name}: expected"):
                 serialization.restore_rng(state | {name: state[name][:-1]})
