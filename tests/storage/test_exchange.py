@@ -25,7 +25,8 @@ from tests.agent.cores import CONFIGS, SIZE
 
 CORES: dict[str, Any] = {name: next(iter(CONFIGS[name].values())) for name in NAMES}
 CORES["most-used"] = CONFIGS["compressive"]["most-used"]
-IMAGE, VECTOR = (12, 16, 3), (5,)
+IMAGE = (12, 16, 3)
+VECTOR = (5,)
 needs_onnx = pytest.mark.skipif(
     any(importlib.util.find_spec(name) is None for name in ("onnx", "onnxscript", "onnxruntime")),
     reason="needs the extra onnx and onnxruntime",
@@ -33,6 +34,7 @@ needs_onnx = pytest.mark.skipif(
 
 
 def make_agent(core: Any, shape: Any = VECTOR, actions: Any = 4, vocabulary: int = 0, **fields: Any) -> Agent:
+    """An agent that is always the same, and prefers some actions to others."""
     torch.manual_seed(0)
     config = AgentConfig(torso="small", torso_size=16, core=core, **fields)
     agent = Agent(config, shape, actions, vocabulary=vocabulary).eval()
@@ -51,14 +53,23 @@ def steps(agent: Agent, rows: int, count: int, seed: int = 0) -> Any:
     vocabulary = agent.made_for.vocabulary
     for step in range(count):
         parts = []
-        for part in part_shapes(agent.made_for.observation_shape):
-            seen = torch.randn(rows, *part, generator=generator)
-            parts.append((60 * seen + 128).clamp(0, 255).to(torch.uint8) if len(part) == 3 else seen)
+        for shape in part_shapes(agent.made_for.observation_shape):
+            part = torch.randn(rows, *shape, generator=generator)
+            is_image = len(shape) == 3
+            if is_image:
+                part = (60 * part + 128).clamp(0, 255).to(torch.uint8)
+            parts.append(part)
+
+        # Each row has one of four texts, which have 0, 1, 4 and 7 words.
         if vocabulary:
             texts = torch.randint(1, vocabulary, (4, WORDS), generator=generator)
             texts[torch.arange(WORDS) >= torch.tensor([[0], [1], [4], [7]])] = 0
             parts.append(texts[torch.randint(0, 4, (rows,), generator=generator)])
-        reset = torch.rand(rows, generator=generator) < (0.1 if step else 2.0)
+
+        # All rows begin with the first step.
+        reset = torch.rand(rows, generator=generator) < 0.1
+        if step == 0:
+            reset[:] = True
         if isinstance(actions, int):
             action = torch.randint(0, actions, (rows,), generator=generator)
         else:
@@ -75,11 +86,13 @@ def play(agent: Agent, rows: int, count: int) -> Any:
     state = agent.with_cache(agent.initial_state(rows))
     policy = agent.distribution
     for parts, action, reward, reset in steps(agent, rows, count):
-        seen = tuple(part[:, None] for part in parts)
+        seen = [part[:, None] for part in parts]
         words = None
         if agent.instruction is not None:
-            *seen, words = seen
-        observation: Any = tuple(seen) if has_parts(agent.made_for.observation_shape) else seen[0]
+            words = seen.pop()
+        observation: Any = tuple(seen)
+        if not has_parts(agent.made_for.observation_shape):
+            (observation,) = seen
         if words is not None:
             observation = Observation(observation, words)
         with torch.no_grad():
@@ -96,14 +109,17 @@ def test_the_step_with_an_explicit_state_acts_as_the_agent_does(core: str) -> No
     step = ActingStep(agent)
     state = step.initial_state(3)
     for given, expected in zip(steps(agent, 3, 50), play(agent, 3, 50), strict=True):
+        expected_parameters, expected_action, expected_value = expected
         with torch.no_grad():
             parameters, action, value, *state = step(*given, tuple(state))
-        torch.testing.assert_close(parameters, expected[0], rtol=0, atol=1e-4)
-        assert torch.equal(action, expected[1])
-        torch.testing.assert_close(value, expected[2], rtol=0, atol=1e-4)
-    assert [tuple(part.shape[1:]) for part in state if part.ndim] == [
-        each.shape for each in step.state_tensors if each.name != "offset"
-    ]
+        torch.testing.assert_close(parameters, expected_parameters, rtol=0, atol=1e-4)
+        assert torch.equal(action, expected_action)
+        torch.testing.assert_close(value, expected_value, rtol=0, atol=1e-4)
+
+    # The offset is one number; all others have rows.
+    shapes = [tuple(part.shape[1:]) for part in state if part.ndim > 0]
+    described = [each.shape for each in step.state_tensors if each.name != "offset"]
+    assert shapes == described
 
 
 def test_the_state_is_described() -> None:
@@ -142,27 +158,34 @@ def test_onnx_acts_as_the_agent_does(core: str, shape: Any, actions: Any, vocabu
             size = () if each["name"] == "offset" else (rows, *each["shape"])
             state[each["name"]] = np.full(size, each["initial"], each["dtype"])
         for given, expected in zip(steps(agent, rows, 20), play(agent, rows, 20), strict=True):
-            parts, *known = given
-            feed = dict(zip(names, [part.numpy() for part in (*parts, *known)])) | state
+            expected_parameters, expected_action, expected_value = expected
+            parts, last_action, last_reward, reset = given
+
+            # The state's tensors come last among the inputs.
+            values = [part.numpy() for part in (*parts, last_action, last_reward, reset)]
+            feed = dict(zip(names, values)) | state
             parameters, action, value, *after = session.run(None, {name: feed[name] for name in names})
             state = dict(zip(state, after, strict=True))
-            np.testing.assert_allclose(parameters, expected[0], rtol=0, atol=1e-4)
-            np.testing.assert_allclose(action, expected[1], rtol=0, atol=1e-4)
-            np.testing.assert_allclose(value, expected[2], rtol=0, atol=1e-4)
+            np.testing.assert_allclose(parameters, expected_parameters, rtol=0, atol=1e-4)
+            np.testing.assert_allclose(action, expected_action, rtol=0, atol=1e-4)
+            np.testing.assert_allclose(value, expected_value, rtol=0, atol=1e-4)
 
 
 def test_instructions_are_explained() -> None:
-    """As `envs.words` makes ids of a text."""
+    """A program that follows the explanation makes the same ids of a text as `envs.words`."""
     agent = make_agent(CORES["gru"], IMAGE, vocabulary=VOCABULARY)
     said = describe(ActingStep(agent), {})
     assert [part["name"] for part in said["observation"]] == ["observation", "instruction"]
     assert said["observation"][1] == {"name": "instruction", "shape": [WORDS], "dtype": "int64"}
     pattern = re.search(r"regular expression (\S+)\)", said["instruction"])
     assert pattern is not None
+
     text = "Go to the RED ball, then stop."
     ids = [1 + zlib.crc32(word.encode()) % 1000 for word in re.findall(pattern.group(1), text.lower())]
     ids += [0] * (WORDS - len(ids))
     assert ids == hash_words(split_words(text), WORDS).tolist()
+
+    # Without instructions there is nothing to explain.
     assert "instruction" not in describe(ActingStep(make_agent(CORES["gru"])), {})
 
 
@@ -174,10 +197,11 @@ def test_a_program_of_torch_acts_as_the_agent_does(tmp_path: Path) -> None:
     assert extra[KEY] == json.dumps(describe(ActingStep(agent), {"task": "any"}))
     state = tuple(ActingStep(agent).initial_state(5))
     for given, expected in zip(steps(agent, 5, 10), play(agent, 5, 10), strict=True):
+        expected_parameters, expected_action, _ = expected
         parameters, action, _, *after = program(*given, state)
         state = tuple(after)
-        torch.testing.assert_close(parameters, expected[0], rtol=0, atol=1e-4)
-        assert torch.equal(action, expected[1])
+        torch.testing.assert_close(parameters, expected_parameters, rtol=0, atol=1e-4)
+        assert torch.equal(action, expected_action)
 
 
 def test_only_the_exporter_is_silenced() -> None:

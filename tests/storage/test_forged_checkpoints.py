@@ -32,6 +32,7 @@ def edit(file: str, change: Callable[[bytes], bytes]) -> Damage:
 
 
 def manifest(**changes: Any) -> Damage:
+    """Other entries of state.json, whose SHA-256 fits them."""
     return lambda folder: forge(folder, lambda content: content.update(changes))
 
 
@@ -55,22 +56,26 @@ def weights(data: bytes) -> Damage:
 
 
 def header(text: bytes, length: int | None = None) -> Damage:
-    return weights(struct.pack("<Q", len(text) if length is None else length) + text + bytes(64))
+    """Weights with this header, and a length of the header that may be wrong."""
+    if length is None:
+        length = len(text)
+    return weights(struct.pack("<Q", length) + text + bytes(64))
 
 
 def sparse(path: Path) -> None:
+    """A file of a terabyte that takes no room on the disk."""
     path.touch()
     os.truncate(path, TERABYTE)
 
 
 def huge(folder: Path) -> None:
-    """Even if the manifest agrees."""
+    """Weights of a terabyte, of which the manifest knows."""
     instead(WEIGHTS, sparse)(folder)
     entry(WEIGHTS, size=TERABYTE)(folder)
 
 
 class Attack:
-    """Pickled in place of tensors."""
+    """Pickled in place of tensors; a process that unpickles it ends with status 3."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         return os._exit, (3,)
@@ -82,7 +87,7 @@ OVERFLOW = b'{"a":{"dtype":"F32","shape":[4611686018427387905,4],"data_offsets":
 HOSTILE: dict[str, tuple[Damage, str]] = {
     "truncated": (edit(WEIGHTS, lambda data: data[:-3]), "bytes instead of"),
     "altered": (edit(WEIGHTS, lambda data: data[:-1] + b"?"), f"{WEIGHTS} is not what was written"),
-    "missing": (instead(WEIGHTS, lambda path: None), f"{WEIGHTS}"),
+    "missing": (instead(WEIGHTS, lambda path: None), WEIGHTS),
     "state.json: truncated": (edit("state.json", lambda data: data[:-3]), "state.json is damaged"),
     "state.json: binary": (edit("state.json", lambda data: b"\xff\x00"), "state.json is damaged"),
     "state.json: list": (edit("state.json", lambda data: b"[]"), "state.json is damaged"),
@@ -120,17 +125,25 @@ HOSTILE: dict[str, tuple[Damage, str]] = {
 }
 
 
+def place(folder: Path, scheme: str) -> Path | str:
+    """A run's folder, or with a scheme the URL of it."""
+    if scheme:
+        return f"{scheme}{folder}"
+    return folder
+
+
 @pytest.mark.parametrize("scheme", ["", "file://"])
 @pytest.mark.parametrize("kind", HOSTILE)
 @pytest.mark.timeout(20)
-def test_it_is_skipped_and_named(kind: str, scheme: str, tmp_path: Path) -> None:
-    corrupt, reason = HOSTILE[kind]
+def test_a_damaged_checkpoint_is_skipped_with_a_reason(kind: str, scheme: str, tmp_path: Path) -> None:
+    damage, reason = HOSTILE[kind]
     save(tmp_path, 100)
     folder = save(tmp_path, 200)
     assert isinstance(folder, Path)
-    corrupt(folder)
-    loaded = checkpoints.load_latest(f"{scheme}{tmp_path}" if scheme else tmp_path)
+    damage(folder)
+    loaded = checkpoints.load_latest(place(tmp_path, scheme))
     assert loaded.step == 100
+
     (skipped,) = loaded.skipped
     assert skipped.startswith("000000000200: ")
     assert reason in skipped
@@ -140,10 +153,12 @@ def test_it_is_skipped_and_named(kind: str, scheme: str, tmp_path: Path) -> None
 
 @pytest.mark.parametrize("kind", ["link", "file"])
 def test_links_and_files_are_not_followed_and_are_removed(kind: str, tmp_path: Path) -> None:
-    run, other = tmp_path / "run", tmp_path / "other"
-    for place in (run, other):
-        place.mkdir()
-        save(place, 100)
+    """In place of a checkpoint's folder, and of one that was left half removed."""
+    run = tmp_path / "run"
+    other = tmp_path / "other"
+    for folder in (run, other):
+        folder.mkdir()
+        save(folder, 100)
     for name in ("000000000200", "000000000050.tmp"):
         path = run / "checkpoints" / name
         if kind == "link":
@@ -153,6 +168,8 @@ def test_links_and_files_are_not_followed_and_are_removed(kind: str, tmp_path: P
     loaded = checkpoints.load_latest(run)
     assert (loaded.step, len(loaded.skipped)) == (100, 1)
     assert loaded.skipped[0].startswith("000000000200: NotADirectoryError: ")
+
+    # New checkpoints replace them, and what links point to stays.
     save(run, 200)
     save(run, 300, keep=1)
     assert names(run) == ["000000000300"]
@@ -160,12 +177,12 @@ def test_links_and_files_are_not_followed_and_are_removed(kind: str, tmp_path: P
 
 
 @pytest.mark.parametrize("scheme", ["", "file://"])
-def test_a_thousand_damaged_ones_are_no_wait(scheme: str, tmp_path: Path) -> None:
+def test_a_thousand_damaged_checkpoints_are_skipped_in_seconds(scheme: str, tmp_path: Path) -> None:
     for step in range(1000):
         folder = tmp_path / "checkpoints" / f"{step:012d}"
         folder.mkdir(parents=True)
         (folder / "state.json").write_text("{}")
-    run = f"{scheme}{tmp_path}" if scheme else tmp_path
+    run = place(tmp_path, scheme)
     begin = time.process_time()
     with pytest.raises(FileNotFoundError, match=r"no checkpoint that can be read: 0+999: state.json is damaged; "):
         checkpoints.load_latest(run)

@@ -21,17 +21,20 @@ def _files_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def write(run: Run, steps: Any, resumed_step: int = 0, value: float = 0.0) -> None:
+    """Rows with these steps, whose return is the step, plus `value`."""
     with MetricsWriter(run, resumed_step) as writer:
         for step in steps:
             writer.write(step, {"episode/return": value + step, "loss/policy": -0.5})
 
 
 def append(run: Run, text: str) -> None:
+    """Text at the end of the file of rows."""
     with (run / "metrics.jsonl").open("a") as file:
         file.write(text)
 
 
 def events(run: Run) -> list[tuple[int, float]]:
+    """Steps and returns as TensorBoard reads them."""
     accumulator = EventAccumulator(str(run))
     accumulator.Reload()
     return [(event.step, event.value) for event in accumulator.Scalars("episode/return")]
@@ -41,18 +44,29 @@ def steps_in(run: Run) -> list[int]:
     return [row["step"] for row in read_metrics(run)]
 
 
+def lines_in(run: Run) -> int:
+    return len((run / "metrics.jsonl").read_bytes().splitlines())
+
+
 def test_rows_and_events_and_resumption(tmp_path: Path) -> None:
     """Resuming removes the rows and events after the step of the checkpoint."""
     run = tmp_path / "new" / "run"
     write(run, [10, 20])
     rows = read_metrics(run)
-    assert [row.pop("time") > 1e9 for row in rows] == [True, True]
-    assert rows == [{"step": step, "episode/return": float(step), "loss/policy": -0.5} for step in (10, 20)]
+    assert len(rows) == 2
+    for row, step in zip(rows, (10, 20)):
+        assert row.pop("time") > 1e9, "seconds since 1970"
+        assert row == {"step": step, "episode/return": float(step), "loss/policy": -0.5}
     assert events(run) == [(10, 10.0), (20, 20.0)]
+
+    # The run resumes from step 20 twice.
     write(run, [30, 40], resumed_step=20)
     write(run, [30, 50], resumed_step=20, value=0.25)
-    expected = [(10, 10.0), (20, 20.0), (30, 30.25), (50, 50.25)]
-    assert [(row["step"], row["episode/return"]) for row in read_metrics(run)] == events(run) == expected
+    returns = [(row["step"], row["episode/return"]) for row in read_metrics(run)]
+    assert returns == [(10, 10.0), (20, 20.0), (30, 30.25), (50, 50.25)]
+    assert events(run) == returns
+
+    # It begins anew.
     write(run, [5], resumed_step=0)
     assert steps_in(run) == [5]
 
@@ -79,8 +93,10 @@ def test_rows_are_read_on_from_where_the_last_reader_was(tmp_path: Path) -> None
     rows, end = read_on(tmp_path, position)
     assert rows == [{"step": 30, "loss": 1.0}]
     assert read_on(tmp_path, end) == ([], end)
+
     write(tmp_path, [], resumed_step=10)
-    assert [row["step"] for row in read_on(tmp_path, end)[0]] == [10], "a run that was resumed is read anew"
+    rows, _ = read_on(tmp_path, end)
+    assert [row["step"] for row in rows] == [10], "a run that was resumed is read anew"
 
 
 def long_run(run: Path, rows: int = 20_000) -> None:
@@ -92,18 +108,25 @@ def long_run(run: Path, rows: int = 20_000) -> None:
             file.write(f'{{"step": {step}, {numbers}{valid}}}\n')
 
 
-def test_a_long_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_sample_of_a_long_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A hundred rows at equal distances, the last one, and all that have the metric that is asked for."""
     long_run(tmp_path)
-    with monkeypatch.context() as patch:
-        patch.setattr(metrics, "SAMPLE", 100)
-        assert [row["step"] for row in sample_metrics(tmp_path)] == [*range(1, 20_000, 200), 20_000]
-        kept = [row["step"] for row in sample_metrics(tmp_path, "valid/nll")]
-        assert kept == sorted({*range(1, 20_000, 200), *range(500, 20_000, 1000), 20_000})
+    monkeypatch.setattr(metrics, "SAMPLE", 100)
+    sampled = {*range(1, 20_000, 200), 20_000}
+    with_metric = set(range(500, 20_000, 1000))
+    assert [row["step"] for row in sample_metrics(tmp_path)] == sorted(sampled)
+    assert [row["step"] for row in sample_metrics(tmp_path, "valid/nll")] == sorted(sampled | with_metric)
+
+
+def test_the_last_rows_of_a_long_file(tmp_path: Path) -> None:
+    long_run(tmp_path)
     assert last_metrics(tmp_path)["step"] == 20_000
     row = last_metrics(tmp_path, "valid/nll")
-    assert (row["step"], row["valid/nll"]) == (19_500, 19_500.5)
+    assert row["step"] == 19_500
+    assert row["valid/nll"] == 19_500.5
     assert last_metrics(tmp_path, "valid/other") == {}
     assert [row["step"] for row in read_metrics(tmp_path) if "valid/nll" in row] == list(range(500, 20_000, 1000))
+
     for resumed_step in (19_990, 10_000, 0):
         write(tmp_path, [], resumed_step)
         assert last_metrics(tmp_path).get("step", 0) == resumed_step == len(read_metrics(tmp_path))
@@ -123,20 +146,32 @@ DAMAGED = [
 TORN = ['{"step": 30, "ti', '{"step": 30}', "\0\0\0"]
 
 
-@pytest.mark.parametrize(
-    ("text", "resumed_step"),
-    [*((line + "\n", 25) for line in DAMAGED), *((line, step) for line in TORN for step in (20, 100))],
-    ids=lambda value: f"{value[:20]} {len(value)}" if isinstance(value, str) else str(value),
-)
-def test_damaged_rows_are_left_out(tmp_path: Path, text: str, resumed_step: int) -> None:
+def short(text: str) -> str:
+    """An id of a test for a text that may be very long."""
+    return f"{text[:20]} {len(text)}"
+
+
+@pytest.mark.parametrize("line", DAMAGED, ids=short)
+def test_damaged_rows_are_left_out(line: str, tmp_path: Path) -> None:
     write(tmp_path, [10, 20])
-    append(tmp_path, text)
-    if text.endswith("\n"):
-        assert last_metrics(tmp_path)["step"] == 20
-        assert steps_in(tmp_path) == [row["step"] for row in sample_metrics(tmp_path)] == [10, 20]
+    append(tmp_path, f"{line}\n")
+    assert last_metrics(tmp_path)["step"] == 20
+    assert steps_in(tmp_path) == [10, 20]
+    assert [row["step"] for row in sample_metrics(tmp_path)] == [10, 20]
+
+    write(tmp_path, [40], resumed_step=25)
+    assert steps_in(tmp_path) == [10, 20, 40]
+    assert lines_in(tmp_path) == 3
+
+
+@pytest.mark.parametrize("resumed_step", [20, 100])
+@pytest.mark.parametrize("line", TORN, ids=short)
+def test_a_torn_row_is_removed_when_the_run_resumes(line: str, resumed_step: int, tmp_path: Path) -> None:
+    write(tmp_path, [10, 20])
+    append(tmp_path, line)
     write(tmp_path, [40], resumed_step)
     assert steps_in(tmp_path) == [10, 20, 40]
-    assert len((tmp_path / "metrics.jsonl").read_bytes().splitlines()) == 3
+    assert lines_in(tmp_path) == 3
 
 
 def test_values_that_are_not_numbers_are_nan(tmp_path: Path) -> None:
@@ -144,7 +179,8 @@ def test_values_that_are_not_numbers_are_nan(tmp_path: Path) -> None:
     row = ", ".join(f'"a/{index}": {value}' for index, value in enumerate(values))
     append(tmp_path, f'{{"step": 1, {row}, "b": 2.5}}\n')
     for read in (last_metrics(tmp_path), read_metrics(tmp_path)[0], sample_metrics(tmp_path)[0]):
-        assert (read.pop("step"), read.pop("b")) == (1, 2.5)
+        assert read.pop("step") == 1
+        assert read.pop("b") == 2.5
         assert all(math.isnan(value) for value in read.values())
         assert len(read) == len(values)
 
@@ -160,7 +196,12 @@ def test_values_that_are_not_finite_are_null_in_the_file(tmp_path: Path) -> None
 def test_only_files_are_read_and_written(tmp_path: Path, kind: str) -> None:
     path = tmp_path / "metrics.jsonl"
     links = {"loop": path, "device": Path("/dev/null"), "nowhere": tmp_path / "nowhere"}
-    {"folder": os.mkdir, "pipe": os.mkfifo}.get(kind, lambda path: path.symlink_to(links[kind]))(path)
+    if kind == "folder":
+        path.mkdir()
+    elif kind == "pipe":
+        os.mkfifo(path)
+    else:
+        path.symlink_to(links[kind])
     for use in (read_metrics, sample_metrics, last_metrics, MetricsWriter):
         with pytest.raises(OSError, match=r"expected a regular file, got a .*metrics.jsonl"):
             use(tmp_path)
