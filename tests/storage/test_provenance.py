@@ -19,14 +19,19 @@ def test_a_launch_notes_the_command_and_the_machine(tmp_path: Path, monkeypatch:
     with run.launches_file.open("a") as file:
         file.write('{"time": "x"}\n{"time": 1e999}\n[1]\n{"time": 3')
     note_launch(run, 9)
+
+    # Damaged notes are left out, and the last of them, a torn line, does not damage the next note.
     first, second = read_launches(run)
-    assert (first["step"], second["step"]) == (7, 9), "after a torn line"
+    assert (first["step"], second["step"]) == (7, 9)
     assert first["command"].startswith("compressive launch --checkpoint-url")
     assert "secret" not in first["command"]
     assert first["packages"]["torch"] == torch.__version__
     assert "cores" in first["machine"]
     assert first["time"] <= second["time"]
-    run.launches_file.unlink()
+
+
+def test_only_a_regular_file_has_launches(tmp_path: Path) -> None:
+    run = Run(tmp_path)
     run.launches_file.symlink_to("/dev/null")
     assert read_launches(run) == []
     with pytest.raises(OSError, match="expected a regular file"):
@@ -34,9 +39,13 @@ def test_a_launch_notes_the_command_and_the_machine(tmp_path: Path, monkeypatch:
 
 
 def test_pauses_between_launches_do_not_count() -> None:
+    """Nothing was measured in the second launch."""
     times = np.array([12.0, 15.0, np.nan, 104.0, 108.0, 203.0])
-    launches = [{"time": begin} for begin in (10.0, 50.0, 100.0, 200.0)]  # nothing was measured in the second
+    launches = [{"time": 10.0}, {"time": 50.0}, {"time": 100.0}, {"time": 200.0}]
     np.testing.assert_equal(training_time(times, launches), [2, 5, np.nan, 9, 13, 16])
-    np.testing.assert_equal(training_time(times, launches[2:]), [0, 3, np.nan, 7, 11, 14])  # noted since the third
-    np.testing.assert_equal(training_time(times[:2], []), [0, 3])
     assert training_time(np.empty(0), launches).shape == (0,)
+
+    # If launches were not noted at first, or never, time is from the first row of metrics on.
+    noted_since_third = launches[2:]
+    np.testing.assert_equal(training_time(times, noted_since_third), [0, 3, np.nan, 7, 11, 14])
+    np.testing.assert_equal(training_time(times[:2], []), [0, 3])
