@@ -1,6 +1,6 @@
-"""Several learners of a sequence model: each resumes with its own rows; those of a group that die.
+"""Several learners of a sequence model: each resumes with its own rows, and a group loses learners.
 
-`test_sequence.py` has learners from their start, `commands/test_text.py` those on Ray that go on.
+`test_learner.py` has several learners from their start, `commands/test_text.py` a run on Ray that is resumed.
 """
 
 import dataclasses
@@ -25,18 +25,25 @@ def test_learners_resume_with_the_memory_of_their_own_rows() -> None:
     alone = SequenceLearner(make_model(dtype=torch.float64), Streams(TOKENS, 4, 8, STARTS), CONFIG)
     for _ in range(3):
         alone.update()
-    saved, models = alone.state_dict(), [make_model(dtype=torch.float64) for _ in range(2)]
+    saved = alone.state_dict()
+    models = [make_model(dtype=torch.float64) for _ in range(2)]
 
     def resume(comm: Communicator, rank: int) -> tuple[list[torch.Tensor], dict[str, float], dict]:
+        """Memory of one of two learners when it resumes; metrics and state of its next update."""
         learner = SequenceLearner(models[rank], Streams(TOKENS, 4, 8, STARTS, (rank, 2)), CONFIG, comm)
         learner.load_state_dict(saved)
-        return list(leaves(learner.state)), learner.update(), learner.state_dict()
+        memory = list(leaves(learner.state))
+        metrics = learner.update()
+        return memory, metrics, learner.state_dict()
 
     resumed = together(resume)
-    for rank, (memory, *_) in enumerate(resumed):
-        own = list(leaves(index_state(saved["memory"], slice(2 * rank, 2 * rank + 2))))
+    for rank, (memory, _, _) in enumerate(resumed):
+        rows = slice(2 * rank, 2 * rank + 2)
+        own = list(leaves(index_state(saved["memory"], rows)))
         assert len(memory) == len(own)
         assert all(map(torch.equal, memory, own))
+
+    # The two learn what one learner of all rows does.
     expected = alone.update()
     for _, metrics, state in resumed:
         assert metrics == pytest.approx(expected, abs=1e-9)
@@ -53,7 +60,8 @@ def test_lost_learners_of_a_sequence_model_leave_the_last_saved_state(
     def replica(comm: Communicator, device: str) -> SequenceLearner:
         torch.manual_seed(0)
         model = SequenceModel(make_core(LSTMConfig(8)), 5, cutoffs=())
-        source = Streams(np.arange(40, dtype=np.uint8) % 5, 2, 4, shard=(comm.rank, comm.size))
+        tokens = np.arange(40, dtype=np.uint8) % 5
+        source = Streams(tokens, rows=2, steps=4, shard=(comm.rank, comm.size))
         return SequenceLearner(model, source, dataclasses.replace(config, device=device), comm)
 
     follower = replica(Communicator(), "cpu")

@@ -35,16 +35,19 @@ STARTS = np.array([0, 40, 41, 150, 211])
 
 
 def make_model(core: Any = CORE, dtype: torch.dtype = torch.float32) -> SequenceModel:
+    """A model that is new and always the same."""
     torch.manual_seed(0)
     return SequenceModel(make_core(core), VOCABULARY, cutoffs=(3,)).to(dtype)
 
 
-def make_learner(source: Streams | None = None, **changes: Any) -> SequenceLearner:
-    source = source or Streams(TOKENS, 4, 8, STARTS)
+def make_learner(**changes: Any) -> SequenceLearner:
+    """A learner of `TOKENS` with other options."""
+    source = Streams(TOKENS, 4, 8, STARTS)
     return SequenceLearner(make_model(), source, dataclasses.replace(CONFIG, **changes))
 
 
 def weights(model: SequenceModel) -> torch.Tensor:
+    """All weights as one vector."""
     return torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
 
 
@@ -52,15 +55,25 @@ def test_rows_of_streams_are_contiguous_from_step_to_step() -> None:
     source = Streams(TOKENS, rows=3, steps=7, starts=STARTS)
     batches = [source.next(step) for step in range(50)]
     for row, begin in enumerate((0, 100, 200)):
-        stream = torch.cat([batch.tokens[row] for batch in batches])
+        tokens = torch.cat([batch.tokens[row] for batch in batches])
+        targets = torch.cat([batch.targets[row] for batch in batches])
+        reset = torch.cat([batch.reset[row] for batch in batches])
+
+        # The row reads all tokens cyclically.
         expected = torch.from_numpy(np.resize(np.roll(TOKENS, -begin), 350).astype(np.int64))
-        assert torch.equal(stream, expected)
-        assert torch.equal(torch.cat([batch.targets[row] for batch in batches])[:-1], expected[1:])
-        places = (np.flatnonzero(torch.cat([batch.reset[row] for batch in batches])) + begin) % len(TOKENS)
-        assert set(places) == set(STARTS)
+        assert torch.equal(tokens, expected)
+        assert torch.equal(targets[:-1], expected[1:])
+        starts = (np.flatnonzero(reset) + begin) % len(TOKENS)
+        assert set(starts) == set(STARTS)
+
+
+def test_two_learners_have_the_rows_of_one() -> None:
     whole = Streams(TOKENS, 4, 7, STARTS).next(5)
-    parts = [Streams(TOKENS, 4, 7, STARTS, (rank, 2)).next(5) for rank in range(2)]
-    assert all(torch.equal(torch.cat(pair), both) for *pair, both in zip(*parts, whole)), "shards of two learners"
+    first = Streams(TOKENS, 4, 7, STARTS, (0, 2)).next(5)
+    second = Streams(TOKENS, 4, 7, STARTS, (1, 2)).next(5)
+    assert torch.equal(torch.cat([first.tokens, second.tokens]), whole.tokens)
+    assert torch.equal(torch.cat([first.targets, second.targets]), whole.targets)
+    assert torch.equal(torch.cat([first.reset, second.reset]), whole.reset)
 
 
 @pytest.mark.parametrize("rows", [1, 5])
@@ -72,41 +85,55 @@ def test_one_pass_has_each_target_once(rows: int, starts: Any) -> None:
 
 
 def test_warm_up_and_cosine() -> None:
-    rates = {0: 1e-6, 2_000: (1e-6 + 3e-4) / 2, 4_000: 3e-4, 54_000: (1e-6 + 3e-4) / 2, 104_000: 1e-6, 10**6: 1e-6}
+    """The paper's schedule: 4,000 steps of warm-up, and then 100,000 from the greatest rate to the least."""
+    least = 1e-6
+    greatest = 3e-4
+    middle = (least + greatest) / 2
+    rates = {0: least, 2_000: middle, 4_000: greatest, 54_000: middle, 104_000: least, 10**6: least}
     for step, rate in rates.items():
         assert SequenceLearnerConfig().learning_rate_at(step) == pytest.approx(rate)
 
 
 def test_updates_become_rarer() -> None:
-    learner, taken = make_learner(late_start=3, late_accumulation_steps=4), []
+    """From step 3 on an update has four steps; the last one has what is left of twelve."""
+    learner = make_learner(late_start=3, late_accumulation_steps=4)
+    taken = []
     while learner.step < 12:
-        taken.append(int(learner.update()["update/steps"]))
+        metrics = learner.update()
+        taken.append(int(metrics["update/steps"]))
     assert taken == [1, 1, 1, 4, 4, 1]
     assert learner.tokens == 12 * 4 * 8
 
 
 def test_an_update_of_several_steps_is_the_mean_of_their_gradients() -> None:
-    """Plain formula: gradients of each step's loss at equal weights, memory carried on, averaged, clipped, Adam."""
-    learner, literal = make_learner(accumulation_steps=3), make_model()
+    """The literal algorithm: gradients of each step's loss at equal weights, averaged and clipped, and Adam."""
+    learner = make_learner(accumulation_steps=3)
+    literal = make_model()
     optimizer = torch.optim.Adam(literal.parameters(), lr=learner.config.learning_rate_at(2))
-    compression = {id(parameter) for parameter in literal.compression_parameters()}
     state = literal.initial_state(4)
     for step in range(3):
         tokens, targets, reset = learner.source.next(step)
         output = literal(tokens, reset, state, targets)
-        state = detach_state(output.state)
-        ((output.nll.mean() + sum(loss.value for loss in output.losses.values())) / 3).backward()
-    for group in (True, False):
-        own = [parameter for parameter in literal.parameters() if (id(parameter) in compression) == group]
-        torch.nn.utils.clip_grad_norm_(own, 0.1)
+        state = detach_state(output.state)  # the next step continues with this memory
+        loss = output.nll.mean() + sum(own.value for own in output.losses.values())
+        (loss / 3).backward()
+
+    # Gradients of compression are clipped apart from all others.
+    of_compression = list(literal.compression_parameters())
+    ids = {id(parameter) for parameter in of_compression}
+    others = [parameter for parameter in literal.parameters() if id(parameter) not in ids]
+    torch.nn.utils.clip_grad_norm_(of_compression, 0.1)
+    torch.nn.utils.clip_grad_norm_(others, 0.1)
     optimizer.step()
+
     learner.update()
     torch.testing.assert_close(weights(learner.model), weights(literal), rtol=0, atol=2e-5)
 
 
 def literal_gradients(learner: SequenceLearner, parts: int = 1) -> dict[str, torch.Tensor]:
     """Of the learner's next batch: sums over the parts, each divided by the number of terms of the whole batch."""
-    model, batch = copy.deepcopy(learner.model), learner.source.next(learner.step)
+    model = copy.deepcopy(learner.model)
+    batch = learner.source.next(learner.step)
     model.zero_grad()
     outputs = []
     for rows in torch.arange(len(batch.tokens)).chunk(parts):
@@ -114,13 +141,16 @@ def literal_gradients(learner: SequenceLearner, parts: int = 1) -> dict[str, tor
         outputs.append(model(tokens, reset, index_state(learner.state, rows), targets))
     loss = torch.cat([output.nll for output in outputs]).mean()
     for name in outputs[0].losses:
-        totals, counts = (torch.stack(each).sum(dim=0) for each in zip(*(output.losses[name] for output in outputs)))
-        loss = loss + (totals / counts.clamp(min=1)).mean()
+        own = [output.losses[name] for output in outputs]
+        total = torch.stack([each.total for each in own]).sum(dim=0)
+        count = torch.stack([each.count for each in own]).sum(dim=0)
+        loss = loss + (total / count.clamp(min=1)).mean()
     loss.backward()
     return gradients(model)
 
 
 def gradients(model: SequenceModel) -> dict[str, torch.Tensor]:
+    """By the names of the parameters that have one."""
     return {name: parameter.grad for name, parameter in model.named_parameters() if parameter.grad is not None}
 
 
@@ -143,13 +173,17 @@ UNEVEN = np.array([0, 3, 6, 14, 21, 80, 85, 230])
 @pytest.mark.parametrize("learners", [1, 2])
 def test_microbatches_have_the_gradients_of_the_whole_batch(core: Any, learners: int) -> None:
     """Also where a core's own losses have other numbers of terms in each part, and with several learners."""
-    models = [make_model(core, torch.float64) for _ in range(3)]
-    whole = SequenceLearner(models[2], Streams(TOKENS, 4, 8, UNEVEN), WHOLE)
-    expected, metrics = [], []
+    whole = SequenceLearner(make_model(core, torch.float64), Streams(TOKENS, 4, 8, UNEVEN), WHOLE)
+    expected = []
+    metrics = []
     for _ in range(3):
         expected.append(literal_gradients(whole))
         metrics.append(whole.update())
         assert_equal_gradients(gradients(whole.model), expected[-1])
+
+    models = [
+        make_model(core, torch.float64) for _ in range(learners)
+    ]  # before the threads, which share random numbers
 
     def learn(comm: Communicator, rank: int) -> None:
         source = Streams(TOKENS, 4, 8, UNEVEN, (rank, comm.size))
@@ -165,10 +199,10 @@ def test_microbatches_have_the_gradients_of_the_whole_batch(core: Any, learners:
 
 
 def test_microbatches_count_with_the_dropout_that_they_learn_with() -> None:
+    """Which steps have terms in the losses of routing depends on dropout, so that both count with the same masks."""
     core = dataclasses.replace(ROUTING, dropout=0.5)
-    learner = SequenceLearner(
-        make_model(core, torch.float64), Streams(TOKENS, 4, 8, UNEVEN), dataclasses.replace(WHOLE, microbatches=2)
-    )
+    config = dataclasses.replace(WHOLE, microbatches=2)
+    learner = SequenceLearner(make_model(core, torch.float64), Streams(TOKENS, 4, 8, UNEVEN), config)
     for seed in range(3):
         torch.manual_seed(seed)
         expected = literal_gradients(learner, parts=2)
@@ -178,22 +212,25 @@ def test_microbatches_count_with_the_dropout_that_they_learn_with() -> None:
 
 
 def test_bfloat16_changes_little() -> None:
-    one, mixed = make_learner(), make_learner(precision="bfloat16")
+    plain = make_learner()
+    mixed = make_learner(precision="bfloat16")
     for _ in range(4):
-        assert mixed.update()["loss/nll"] == pytest.approx(one.update()["loss/nll"], abs=0.05)
+        expected = plain.update()["loss/nll"]
+        assert mixed.update()["loss/nll"] == pytest.approx(expected, abs=0.05)
 
 
 def test_what_is_not_finite_changes_nothing() -> None:
     learner = make_learner()
     learner.update()
-    before, memory = weights(learner.model), learner.state
+    before = weights(learner.model)
+    memory = learner.state
     with torch.no_grad():
         learner.model.softmax.bias[0] = math.nan
     with pytest.raises(FloatingPointError, match=r"step 2 is not finite: loss/nll = nan"):
         learner.update()
     assert learner.step == 1
     assert learner.state is memory
-    assert (weights(learner.model) != before).sum() == 1
+    assert (weights(learner.model) != before).sum() == 1, "the number that was set to NaN"
 
 
 @pytest.mark.parametrize("core", [CORE, LSTMConfig(8)], ids=["compressive", "lstm"])
@@ -214,36 +251,46 @@ def test_the_loss_of_a_document_does_not_depend_on_its_row() -> None:
     model = make_model(dtype=torch.float64)
 
     def losses(rows: int) -> torch.Tensor:
-        batches, found = zip(*score(model, one_pass(TOKENS, rows, 8, STARTS)))
-        targets = torch.cat([batch.targets for batch in batches], dim=1)
-        return torch.cat([row[kept != IGNORE] for row, kept in zip(torch.cat(found, dim=1), targets)])
+        """The losses of all tokens in their order, however many rows they were read in."""
+        targets = []
+        found = []
+        for batch, nll in score(model, one_pass(TOKENS, rows, 8, STARTS)):
+            targets.append(batch.targets)
+            found.append(nll)
+        is_target = torch.cat(targets, dim=1) != IGNORE
+        return torch.cat(found, dim=1)[is_target]  # row after row
 
     for rows in (2, 5):
         torch.testing.assert_close(losses(rows), losses(1), rtol=0, atol=1e-10)
 
 
 def test_evaluation_leaves_the_model_and_random_numbers_alone() -> None:
-    model, before = make_model(dataclasses.replace(CORE, dropout=0.5)).train(), torch.get_rng_state()
-    first, second = (evaluate(model, one_pass(TOKENS, 2, 8)) for _ in range(2))
+    model = make_model(dataclasses.replace(CORE, dropout=0.5)).train()
+    before = torch.get_rng_state()
+    first = evaluate(model, one_pass(TOKENS, 2, 8))
+    second = evaluate(model, one_pass(TOKENS, 2, 8))
     assert first == second
     assert model.training
     assert torch.equal(before, torch.get_rng_state())
 
 
 def test_two_learners_are_one() -> None:
-    """And one continues for two."""
+    """And one learner resumes from the state of two."""
     config = dataclasses.replace(CONFIG, late_start=3, late_accumulation_steps=2, max_gradient_norm=0.5)
-    models, whole = [make_model(dtype=torch.float64) for _ in range(4)], Streams(TOKENS, 4, 8, STARTS)
+    models = [make_model(dtype=torch.float64) for _ in range(2)]
 
     def learn(comm: Communicator, rank: int) -> tuple[list[dict[str, float]], dict[str, Any]]:
         learner = SequenceLearner(models[rank], Streams(TOKENS, 4, 8, STARTS, (rank, 2)), config, comm)
         return [learner.update() for _ in range(6)], learner.state_dict()
 
-    alone, resumed = (SequenceLearner(model, whole, config) for model in models[2:])
+    whole = Streams(TOKENS, 4, 8, STARTS)
+    alone = SequenceLearner(make_model(dtype=torch.float64), whole, config)
     expected = [alone.update() for _ in range(6)]
     for metrics, state in together(learn):
         assert metrics == [pytest.approx(each, abs=1e-9) for each in expected]
         torch.testing.assert_close(state["weights"], alone.weights(), rtol=0, atol=1e-9)
+
+    resumed = SequenceLearner(make_model(dtype=torch.float64), whole, config)
     resumed.load_state_dict(state)
     assert resumed.update() == pytest.approx(alone.update(), abs=1e-9)
 
