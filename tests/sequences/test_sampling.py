@@ -20,13 +20,15 @@ def model() -> SequenceModel:
 
 
 def draw(*arguments: Any, **options: Any) -> Tensor:
+    """All drawn tokens, [rows, steps]."""
     return torch.stack(list(sample(*arguments, **options)), dim=1)
 
 
 @pytest.mark.parametrize(("top_p", "kept"), [(0.0, [1]), (0.5, [1, 3]), (0.75, [1, 3, 0]), (0.98, [1, 3, 0, 2])])
 def test_the_nucleus_is_that_of_its_definition(top_p: float, kept: list[int]) -> None:
     """Probabilities 0.5, 0.2, 0.15, 0.14, 0.01 in order of 1, 3, 0, 2, 4: before them are 0, 0.5, 0.7, 0.85, 0.99."""
-    logits = torch.tensor([[0.15, 0.5, 0.14, 0.2, 0.01]] * 2, dtype=torch.float64).log()
+    probabilities = torch.tensor([0.15, 0.5, 0.14, 0.2, 0.01], dtype=torch.float64)
+    logits = probabilities.log().repeat(2, 1)
     for found in nucleus(logits, top_p):
         assert set(torch.isfinite(found).nonzero().flatten().tolist()) == set(kept)
         assert torch.equal(found[kept], logits[0, kept])
@@ -48,9 +50,16 @@ def test_draws_are_those_of_one_call_over_everything(model: SequenceModel, tempe
         assert torch.equal(drawn[:, step], expected)
 
 
-def test_seeds_and_small_temperatures(model: SequenceModel) -> None:
-    first, again, other = (draw(model, PROMPTS, 30, 2.0, 0.98, seed=seed) for seed in (0, 0, 1))
+def test_draws_depend_on_the_seed(model: SequenceModel) -> None:
+    first = draw(model, PROMPTS, 30, 2.0, 0.98, seed=0)
+    again = draw(model, PROMPTS, 30, 2.0, 0.98, seed=0)
+    other = draw(model, PROMPTS, 30, 2.0, 0.98, seed=1)
     assert torch.equal(first, again)
     assert not torch.equal(first, other)
-    for temperature in (1e-4, 5e-324):
-        assert torch.equal(draw(model, PROMPTS[:, :1], 5, temperature), draw(model, PROMPTS[:, :1], 5, 0))
+
+
+@pytest.mark.parametrize("temperature", [1e-4, 5e-324])
+def test_draws_at_tiny_temperatures_are_the_most_probable_tokens(model: SequenceModel, temperature: float) -> None:
+    """5e-324 is the smallest number above 0."""
+    prompts = PROMPTS[:, :1]
+    assert torch.equal(draw(model, prompts, 5, temperature), draw(model, prompts, 5, 0))

@@ -32,11 +32,17 @@ class Sound(Speech):
     """The modality with the same noise in every split."""
 
     def __init__(self, config: SpeechConfig, folder: Path) -> None:
-        self.config, self.folder, self.name, self.sample_rate, self.digest = config, folder, "noise", 8000, ""
-        self.splits = dict.fromkeys(("train", "validation", "test"), Split(noise(301), ["a"], np.array([0])))
+        self.config = config
+        self.folder = folder
+        self.name = "noise"
+        self.sample_rate = 8000
+        self.digest = ""
+        one_file = Split(noise(301), ["a"], np.array([0]))
+        self.splits = dict.fromkeys(("train", "validation", "test"), one_file)
 
 
 def make_trainer(run: Path, core: Any = TINY["compressive"], **changes: Any) -> SequenceTrainer:
+    """A trainer in the folder `run`, with other options of its learner."""
     run.mkdir(exist_ok=True)
     learner = dataclasses.replace(LEARNER, **changes)
     config = SpeechConfig(model=core, learner=learner, log_every=1, evaluate_every=5, keep_checkpoints=1)
@@ -44,17 +50,27 @@ def make_trainer(run: Path, core: Any = TINY["compressive"], **changes: Any) -> 
 
 
 def go(run: Path, core: Any, updates: int = 99, resume: bool = False, **changes: Any) -> SequenceTrainer:
-    """Trains for some updates."""
-    trainer, left = make_trainer(run, core, **changes), [updates + 1]
+    """Trains for a number of updates, or to the end of the run if it is before that."""
+    trainer = make_trainer(run, core, **changes)
     if resume:
         trainer.restore()
 
+    asked = 0
+
     def stop() -> bool:
-        left[0] -= 1
-        return left[0] == 0
+        """Asked before each update, and once more after the last."""
+        nonlocal asked
+        asked += 1
+        return asked > updates
 
     trainer.train(lambda progress: None, stop)
     return trainer
+
+
+def timeless(folder: Path) -> list[dict[str, float]]:
+    """The rows of metrics without measured times, which differ between equal runs."""
+    rows = read_metrics(folder)
+    return [{name: row[name] for name in row if name not in ("time", "speed/tokens_per_second")} for row in rows]
 
 
 @pytest.mark.parametrize("length", [8, 16])
@@ -71,20 +87,19 @@ def test_stopping_anywhere_changes_nothing(core: Any, length: int, tmp_path: Pat
     for part in ("weights", "optimizer", "memory"):
         file = f"checkpoints/000000000012/{part}.safetensors"
         assert (tmp_path / "straight" / file).read_bytes() == (tmp_path / "stopped" / file).read_bytes(), part
-    rows = [
-        [{name: row[name] for name in row if name not in ("time", "speed/tokens_per_second")} for row in read]
-        for read in (read_metrics(tmp_path / run) for run in ("straight", "stopped"))
-    ]
-    assert rows[0] == rows[1]
-    assert [row["step"] for row in rows[0] if "valid/nll" in row] == [5, 11, 12]
+    rows = timeless(tmp_path / "straight")
+    assert timeless(tmp_path / "stopped") == rows
+    assert [row["step"] for row in rows if "valid/nll" in row] == [5, 11, 12]
 
 
 def test_other_weights_or_memory_are_refused(tmp_path: Path) -> None:
     go(tmp_path, TINY["compressive"], steps=1)
-    trainers = [make_trainer(tmp_path, LSTMConfig(8)), make_trainer(tmp_path, batch_size=2)]
-    for trainer, message in zip(trainers, ("expected 2 parts", r"expected a tensor of \[2, .*, got a tensor of \[4, ")):
-        with pytest.raises(ValueError, match=f"does not fit .*: .*{message}"):
-            trainer.restore()
+    other_core = make_trainer(tmp_path, LSTMConfig(8))
+    with pytest.raises(ValueError, match=r"does not fit .*: .*expected 2 parts"):
+        other_core.restore()
+    fewer_rows = make_trainer(tmp_path, batch_size=2)
+    with pytest.raises(ValueError, match=r"does not fit .*: .*expected a tensor of \[2, .*, got a tensor of \[4, "):
+        fewer_rows.restore()
 
 
 def test_a_loss_that_is_not_finite_says_how_to_resume(tmp_path: Path) -> None:
@@ -118,14 +133,14 @@ def test_each_learner_of_several_reads_its_own_rows(tmp_path: Path, monkeypatch:
     make = trainer.make_replica()
     learners = together(lambda comm, rank: make(comm, "cpu"))
     for step in range(3):
-        parts = [learner.source.next(step).tokens for learner in learners]
-        assert torch.equal(torch.cat(parts), trainer.learner.source.next(step).tokens)
-        assert not torch.equal(*parts)
+        first, second = [learner.source.next(step).tokens for learner in learners]
+        assert torch.equal(torch.cat([first, second]), trainer.learner.source.next(step).tokens)
+        assert not torch.equal(first, second)
 
 
 def test_a_driver_without_a_gpu_evaluates(tmp_path: Path) -> None:
+    """Its learners are elsewhere and have GPUs."""
     trainer = make_trainer(tmp_path, TINY["compressive"])
-    trainer.config = dataclasses.replace(
-        trainer.config, learners=2, learner=dataclasses.replace(LEARNER, device="cuda")
-    )
+    on_gpus = dataclasses.replace(LEARNER, device="cuda")
+    trainer.config = dataclasses.replace(trainer.config, learners=2, learner=on_gpus)
     assert _evaluate(trainer, quiet)["step"] == 0
