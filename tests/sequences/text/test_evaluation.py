@@ -22,10 +22,11 @@ TOKENS = np.random.default_rng(0).integers(0, VOCABULARY, 400).astype(np.uint8)
 STARTS = np.array([0, 90, 200])
 SPLIT = Split(TOKENS, STARTS, 397, 50)
 SLOTS = [1] * 6 + [2] * 6 + [1, 1, 2, 1, 1, 2]
-"""Slots of each bucket of attention: 6 of compressed memory, 12 of memory and 8 of the segment."""
+"""Slots of each bucket of attention: there are 6 of compressed memory, 12 of memory and 8 of the segment."""
 
 
 def make_model(core: Any = None, **fields: Any) -> SequenceModel:
+    """A model that is always the same, with another core or with other fields of the usual one."""
     torch.manual_seed(0)
     sizes = {"segment_size": 8, "memory_size": 12, "compressed_size": 6, "compression_rate": 2}
     config = core or CompressiveTransformerConfig(8, 2, 2, 8, **{**sizes, **fields})
@@ -43,20 +44,28 @@ class TestArithmetic:
         [(Bytes(), False, 16.0), (Words(["<eos>", "<unk>"]), False, 4.0), (Words(["<eos>", "<unk>"]), True, 16.0)],
     )
     def test_summary(self, tokenizer: Any, prescribed: bool, perplexity: float) -> None:
-        """Six targets of 2 ln 2 nats, 8 bytes, 3 words: 12 bits / 8, and 2^12 to the power of 1/3 (or 1/6)."""
+        """Six targets of 2 ln 2 nats are 12 bits: 1.5 for each of 8 bytes. Perplexity is 2^(12 / words).
+
+        Words are the 3 of the text if their number is published or tokens are bytes, else the 6 targets.
+        """
         split = SPLIT._replace(bytes=8, words=3, prescribed=prescribed)
         found = evaluation.summary(Total(12 * math.log(2), 6), split, tokenizer)
         assert found["nats_per_token"] == pytest.approx(2 * math.log(2))
         assert found["word_perplexity"] == pytest.approx(perplexity)
         assert found.get("bits_per_byte") == (1.5 if isinstance(tokenizer, Bytes) else None)
-        found = evaluation.summary(Total(2.0, 2), split._replace(bytes=0, words=0), Bytes())
-        assert found["word_perplexity"] == pytest.approx(math.exp(2.0)), "without words"
+
+    def test_a_summary_of_text_without_words_or_bytes_is_finite(self) -> None:
+        found = evaluation.summary(Total(2.0, 2), SPLIT._replace(bytes=0, words=0), Bytes())
+        assert found["word_perplexity"] == pytest.approx(math.exp(2.0))
         assert math.isfinite(found["bits_per_byte"])
 
     def test_the_first_tokens_of_a_split(self) -> None:
+        """A quarter of the 400 tokens has a quarter of the bytes and words."""
         first = SPLIT.first(100)
-        assert (len(first.tokens), first.starts.tolist()) == (100, [0, 90])
-        assert (first.bytes, first.words) == (round(397 / 4), round(50 / 4))
+        assert len(first.tokens) == 100
+        assert first.starts.tolist() == [0, 90]
+        assert first.bytes == round(397 / 4)
+        assert first.words == round(50 / 4)
         assert SPLIT.first(None) is SPLIT.first(400) is SPLIT
 
 
@@ -80,63 +89,97 @@ def test_a_uniform_model_has_the_size_of_the_vocabulary_as_perplexity() -> None:
     total = evaluate(model, one_pass(TOKENS, 3, 16))
     assert total.count == 399
     assert evaluation.perplexity(total.nll, total.count) == pytest.approx(VOCABULARY)
-    buckets = evaluation.by_frequency(model, one_pass(TOKENS, 3, 16), np.array([5, 99, 100, 999, 1000, 10_000, 10_001]))
+
+
+def test_targets_are_counted_by_token() -> None:
+    counts = count_tokens(TOKENS[1:], VOCABULARY, block=64)
+    assert counts.tolist() == np.bincount(TOKENS[1:], minlength=VOCABULARY).tolist()
+
+
+def test_losses_by_frequency_have_the_buckets_of_the_paper() -> None:
+    """The frequencies in training are those at the bounds of the buckets; two tokens are in each but the first."""
+    model = SequenceModel(Uniform(), VOCABULARY)
+    in_training = np.array([5, 99, 100, 999, 1000, 10_000, 10_001])
+    buckets = evaluation.by_frequency(model, one_pass(TOKENS, 3, 16), in_training)
     assert list(buckets) == ["> 10000", "1000 to 10000", "100 to 999", "< 100"], "the paper's first is more than 10,000"
-    found = count_tokens(TOKENS[1:], VOCABULARY, block=64)
-    assert found.tolist() == np.bincount(TOKENS[1:], minlength=VOCABULARY).tolist()
-    assert [each.count for each in buckets.values()] == [found[6], *found[4::-2] + found[5::-2]]
-    assert all(each.mean == pytest.approx(math.log(VOCABULARY)) for each in buckets.values())
+    counts = np.bincount(TOKENS[1:], minlength=VOCABULARY)
+    expected = [counts[6], counts[4] + counts[5], counts[2] + counts[3], counts[0] + counts[1]]
+    assert [bucket.count for bucket in buckets.values()] == expected
+    for bucket in buckets.values():
+        assert bucket.mean == pytest.approx(math.log(VOCABULARY))
 
 
 class TestParts:
-    """The parts of an analysis add up to the whole."""
+    """The parts of an analysis against loops over all steps."""
 
     @pytest.mark.parametrize("starts", [None, STARTS])
     def test_by_position(self, starts: Any) -> None:
-        spans = [399 - 199, 199] if starts is None else [90, 110, 199]
+        """Positions are counted from the start of a document or, without documents, of a row; they begin at 1.
+
+        A part has the positions from `begin` to 2 begin - 1.
+        """
+        spans = [200, 199] if starts is None else [90, 110, 199]
         for begin, part in evaluation.by_position(make_model(), one_pass(TOKENS, 2, 16, starts)):
-            assert part.count == sum(max(0, min(span, 2 * begin - 1) - begin + 1) for span in spans)
+            expected = 0
+            for span in spans:
+                last = min(span, 2 * begin - 1)
+                expected += max(0, last - begin + 1)
+            assert part.count == expected
 
     @pytest.mark.parametrize("starts", [None, STARTS])
     def test_attention_is_that_of_real_steps(self, starts: Any) -> None:
-        """By loops over rows and steps; three parts side by side, and one ends before the others."""
-        model, expected = make_model().eval(), []
+        """Of three rows one ends before the others. What follows its end does not count."""
+        model = make_model().eval()
+        expected = []
         batches = list(one_pass(TOKENS, 3, 8, starts))
         state = model.initial_state(len(batches[0].tokens))
         for batch in batches:
             with torch.no_grad():
                 output = model(batch.tokens, batch.reset, state, return_attention=True)
             state = output.state
-            weights = torch.stack(output.attention).mean(dim=(0, 2))
+            weights = torch.stack(output.attention).mean(dim=(0, 2))  # over layers and heads
             for row, targets in zip(weights, batch.targets):
-                steps = [step for step, target in zip(row, targets) if target != IGNORE]
-                if steps:
-                    slots = torch.stack(steps).mean(dim=0).double()
-                    expected.append(torch.stack([part.sum() for part in slots.split(SLOTS)]).numpy())
+                real_steps = row[targets != IGNORE]
+                if len(real_steps) > 0:
+                    by_slot = real_steps.mean(dim=0).double()
+                    by_bucket = [bucket.sum() for bucket in by_slot.split(SLOTS)]
+                    expected.append(torch.stack(by_bucket).numpy())
         found = evaluation.attention(model, one_pass(TOKENS, 3, 8, starts))
         assert found["mean"] == pytest.approx(np.mean(expected, axis=0))
         assert found["error"] == pytest.approx(np.std(expected, axis=0, ddof=1) / len(expected) ** 0.5)
         assert found["kinds"] == ["compressed"] * 6 + ["memory"] * 6 + ["segment"] * 6
-        assert evaluation.attention(model, one_pass(TOKENS[:6], 1, 8))["error"] == [None] * 18, "one segment"
+
+    def test_attention_over_one_segment_has_no_error(self) -> None:
+        found = evaluation.attention(make_model().eval(), one_pass(TOKENS[:6], 1, 8))
+        assert found["error"] == [None] * 18
+
+    def test_without_memory_all_attention_is_on_the_segment(self) -> None:
         alone = evaluation.attention(make_model(memory_size=0, compressed_size=0), one_pass(TOKENS, 1, 8))
         assert sum(alone["mean"][12:]) == pytest.approx(1.0)
 
 
 def test_compression_loss_by_layer_is_the_cores_own() -> None:
-    """A mean over the batches after which 12 + 2 x 6 tokens had been seen, by a plain loop."""
-    model, expected, seen = make_model().eval(), [], 0
+    """A mean over the batches that begin with full memories, by a plain loop."""
+    model = make_model().eval()
+    full_after = 12 + 2 * 6  # memory, and compressed memory of two tokens a slot
+    expected = []
+    seen = 0
     state = model.initial_state(1)
     for batch in one_pass(TOKENS, 1, 8):
         output = model(batch.tokens, batch.reset, state, batch.targets)
-        state, seen = output.state, seen + 8
-        if seen > 24:
+        state = output.state
+        seen += 8
+        if seen > full_after:
             expected.append([float(loss.value.detach()) for loss in output.losses.values()])
     found = evaluation.compression_loss(model, one_pass(TOKENS, 1, 8))
     assert list(found) == ["compression/layer_0", "compression/layer_1"]
     assert list(found.values()) == pytest.approx(np.mean(expected, axis=0).tolist())
-    for analysis in (evaluation.compression_loss, evaluation.attention):
-        with pytest.raises(ValueError, match="core: expected one with attention, got LSTM"):
-            analysis(make_model(LSTMConfig(8)), one_pass(TOKENS, 1, 8))
+
+
+@pytest.mark.parametrize("analysis", [evaluation.compression_loss, evaluation.attention])
+def test_cores_without_attention_are_refused(analysis: Any) -> None:
+    with pytest.raises(ValueError, match="core: expected one with attention, got LSTM"):
+        analysis(make_model(LSTMConfig(8)), one_pass(TOKENS, 1, 8))
 
 
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
@@ -147,19 +190,24 @@ def test_analyses_add_up_in_the_precision_of_the_whole(precision: str) -> None:
         return one_pass(TOKENS, 2, 16)
 
     total = evaluate(model, batches(), precision)
-    assert (total == evaluate(model, batches())) == (precision == "float32")
+    is_default = total == evaluate(model, batches())
+    assert is_default == (precision == "float32")
+
     counts = np.array([1, 10, 500, 2000, 50_000, 3, 700])
     frequencies = evaluation.by_frequency(model, batches(), counts, precision).values()
     assert sum(part.nll for part in frequencies) == pytest.approx(total.nll, rel=1e-12)
     assert sum(part.count for part in frequencies) == total.count
+
     positions = evaluation.by_position(model, batches(), precision)
     assert sum(part.nll for _, part in positions) == pytest.approx(total.nll, rel=1e-12)
+
     config = SequenceLearnerConfig(precision=precision)
-    assert evaluation.dynamic(model, batches(), config, 1e-30).nll == pytest.approx(total.nll, rel=1e-7)
+    still = evaluation.dynamic(model, batches(), config, 1e-30)
+    assert still.nll == pytest.approx(total.nll, rel=1e-7)
 
 
 def test_dynamic_evaluation_scores_before_it_learns() -> None:
-    """With a learning rate of nothing it is evaluation; with one, a text that repeats itself becomes easy."""
+    """With a rate near 0 it is plain evaluation. With a larger rate a text that repeats itself becomes easy."""
     config = SequenceLearnerConfig(batch_size=2, sequence_length=8, max_gradient_norm=None)
     text = np.resize(np.array([1, 2, 3, 4], np.uint8), 200)
 
