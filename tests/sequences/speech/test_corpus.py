@@ -18,6 +18,7 @@ RATE = 8_000
 
 
 def sound(seed: int, samples: int) -> np.ndarray:
+    """Noise."""
     return np.random.default_rng(seed).uniform(-0.5, 0.5, samples)
 
 
@@ -36,10 +37,12 @@ def folder(tmp_path: Path) -> Path:
 
 
 def prepare(*arguments: Any) -> Corpus:
+    """A corpus that is built if it is not in the cache."""
     return open_built(build(*arguments))
 
 
 def config_of(folder: Path, **fields: Any) -> CorpusConfig:
+    """A corpus of files, of which 70 % are for training unless `fields` say otherwise."""
     return CorpusConfig(str(folder), **{"validation_share": 0.15, "test_share": 0.15, **fields})
 
 
@@ -53,19 +56,23 @@ def test_tokens_are_those_of_the_files(folder: Path, tmp_path: Path) -> None:
     assert corpus.sample_rate == RATE
     for split in corpus.splits.values():
         assert isinstance(split.tokens, np.memmap)
-        for name, begin, end in zip(split.files, split.starts, [*split.starts[1:], len(split.tokens)]):
-            np.testing.assert_array_equal(split.tokens[begin:end], audio.encode(audio.read(folder / name, RATE)))
+        by_file = np.split(split.tokens, split.starts[1:])
+        for name, tokens in zip(split.files, by_file, strict=True):
+            np.testing.assert_array_equal(tokens, audio.encode(audio.read(folder / name, RATE)))
 
 
 def test_a_constant_offset_makes_no_difference(folder: Path, tmp_path: Path) -> None:
-    corpora = [prepare(config_of(folder), tmp_path / "cache")]
+    before = prepare(config_of(folder), tmp_path / "cache")
     for path in folder.rglob("*.flac"):
         waveform, rate = soundfile.read(path)
         soundfile.write(path, waveform - 0.25, rate)
-    corpora.append(prepare(config_of(folder), tmp_path / "cache"))
+    after = prepare(config_of(folder), tmp_path / "cache")
     for split in SPLITS:
-        before, after = (corpus.splits[split].tokens.astype(int) for corpus in corpora)
-        assert np.abs(before - after).max() <= 1  # rounded to 16 bits at other places
+        tokens_before = before.splits[split].tokens.astype(int)
+        tokens_after = after.splits[split].tokens.astype(int)
+        assert np.abs(tokens_before - tokens_after).max() <= 1  # files are rounded to 16 bits
+
+    # It is there if it is not removed.
     moved = prepare(config_of(folder, remove_offset=False), tmp_path / "cache")
     assert any(audio.decode(moved.splits[split].tokens).mean() < -0.05 for split in SPLITS)
 
@@ -73,22 +80,29 @@ def test_a_constant_offset_makes_no_difference(folder: Path, tmp_path: Path) -> 
 @pytest.mark.parametrize("split_by", ["file", "speaker"])
 def test_no_file_and_no_speaker_is_on_both_sides(folder: Path, tmp_path: Path, split_by: str) -> None:
     corpus = prepare(config_of(folder, split_by=split_by), tmp_path / "cache")
-    found = [set(corpus.splits[split].files) for split in SPLITS]
-    assert sum(map(len, found)) == len(set.union(*found)) == 24
-    assert all(found)
+    by_split = [set(corpus.splits[split].files) for split in SPLITS]
+    assert all(by_split)
+    all_files = set.union(*by_split)
+    assert sum(len(files) for files in by_split) == len(all_files) == 24
     if split_by == "speaker":
-        speakers = [{name.split("/")[0] for name in part} for part in found]
-        assert sum(map(len, speakers)) == 6
-    for split, share in (("validation", 0.15), ("test", 0.15)):
-        assert len(corpus.splits[split].tokens) >= share * 24 * 1150
+        speakers = [{name.split("/")[0] for name in files} for files in by_split]
+        assert sum(len(some) for some in speakers) == 6
+
+    # Held-out splits have at least their share of 24 files, which have 1150 samples on average.
+    for split in ("validation", "test"):
+        assert len(corpus.splits[split].tokens) >= 0.15 * 24 * 1150
 
 
-def test_equal_files_count_once_and_even_three_can_be_split(folder: Path, tmp_path: Path) -> None:
+def test_equal_files_count_once(folder: Path, tmp_path: Path) -> None:
     for speaker in range(6):
         path = folder / f"s{speaker}" / f"s{speaker}-0.WAV"
         (folder / f"copy-{speaker}.WAV").write_bytes(path.read_bytes())
     assert count(prepare(config_of(folder), tmp_path / "cache")) == 24
-    (three := tmp_path / "three").mkdir()
+
+
+def test_three_files_can_be_split_and_two_cannot(tmp_path: Path) -> None:
+    three = tmp_path / "three"
+    three.mkdir()
     for number in range(3):
         soundfile.write(three / f"{number}.wav", sound(number, 500), RATE)
     corpus = prepare(config_of(three, validation_share=0.4, test_share=0.4), tmp_path / "cache")
@@ -98,36 +112,52 @@ def test_equal_files_count_once_and_even_three_can_be_split(folder: Path, tmp_pa
         prepare(config_of(three), tmp_path / "cache")
 
 
-def test_it_is_built_once_and_anew_where_files_change(folder: Path, tmp_path: Path) -> None:
-    """A crash leaves nothing that counts, and damage is named."""
-    cache, show = tmp_path / "cache", Mock(side_effect=[None] * 9 + [KeyboardInterrupt])
+def test_an_interrupted_build_leaves_nothing(folder: Path, tmp_path: Path) -> None:
+    """Ctrl-C comes after nine files."""
+    cache = tmp_path / "cache"
+    show = Mock(side_effect=[None] * 9 + [KeyboardInterrupt])
     with pytest.raises(KeyboardInterrupt):
         prepare(config_of(folder), cache, show)
     assert not list(cache.iterdir())
+
     show.side_effect = None
-    first = prepare(config_of(folder), cache, show)
+    prepare(config_of(folder), cache, show)
     show.assert_called_with(24, 24)
-    show.reset_mock()
+
+
+def test_a_corpus_is_built_once_and_anew_if_files_change(folder: Path, tmp_path: Path) -> None:
+    cache = tmp_path / "cache"
+    first = prepare(config_of(folder), cache)
+    show = Mock()
     assert prepare(config_of(folder), cache, show).digest == first.digest
     show.assert_not_called()
+
+    soundfile.write(folder / "s0" / "s0-0.WAV", sound(99, 1234), RATE)
+    assert prepare(config_of(folder), cache).digest != first.digest
+    assert prepare(config_of(folder, sample_rate=4000), cache).sample_rate == 4000
+
+
+def test_a_damaged_corpus_is_named(folder: Path, tmp_path: Path) -> None:
+    cache = tmp_path / "cache"
+    prepare(config_of(folder), cache)
     (path,) = cache.glob("*/train.tokens")
     path.write_bytes(path.read_bytes()[:-1])
     with pytest.raises(ValueError, match=r"is damaged; delete it: train.tokens"):
         prepare(config_of(folder), cache)
-    soundfile.write(folder / "s0" / "s0-0.WAV", sound(99, 1234), RATE)
-    assert prepare(config_of(folder), cache).digest != first.digest
-    assert prepare(config_of(folder, sample_rate=4000), cache).sample_rate == 4000
 
 
 def test_bad_files_are_named_or_left_out(folder: Path, tmp_path: Path) -> None:
     (folder / "s1" / "s1-9.wav").write_bytes(b"not sound at all")
     with pytest.raises(audio.AudioError, match=r"s1-9.wav: expected a WAV or FLAC file.*skip_unreadable"):
         prepare(config_of(folder), tmp_path / "cache")
+
+    # A torn file, whose name sorts before the other.
     path = folder / "s1" / "s1-0.WAV"
     path.write_bytes(path.read_bytes()[:500])
     with pytest.raises(audio.AudioError, match=r"s1-0.WAV: expected 2000 bytes of samples .*, got 456"):
         prepare(config_of(folder), tmp_path / "cache")
     assert not (tmp_path / "cache").exists(), "refused before anything is built"
+
     with pytest.warns(UserWarning, match=r"left out .*s1-"):
         corpus = prepare(config_of(folder, skip_unreadable=True), tmp_path / "cache")
     assert count(corpus) == 23
@@ -144,14 +174,14 @@ def test_hidden_files_are_not_used(folder: Path, tmp_path: Path) -> None:
         soundfile.write(folder / name, sound(100 + number, 1000), RATE)
     for fields in ({}, {"include": "s*/*"}, {"include": "**/*.*"}):
         corpus = prepare(config_of(folder, **fields), tmp_path / "cache")
-        assert (count(corpus), corpus.digest) == (24, expected)
+        assert count(corpus) == 24
+        assert corpus.digest == expected
 
 
 def test_sound_too_loud_is_named_or_left_out(folder: Path, tmp_path: Path) -> None:
     soundfile.write(folder / "loud.wav", 3 * sound(0, 1000), RATE, "FLOAT")
-    with pytest.raises(
-        audio.AudioError, match=r"loud.wav: expected samples between -1 and 1, got up to 1.49.*skip_unr"
-    ):
+    expected = r"loud.wav: expected samples between -1 and 1, got up to 1.49.*skip_unr"
+    with pytest.raises(audio.AudioError, match=expected):
         prepare(config_of(folder), tmp_path / "cache")
     with pytest.warns(UserWarning, match=r"left out .*loud.wav"):
         assert count(prepare(config_of(folder, skip_unreadable=True), tmp_path / "cache")) == 24
@@ -187,6 +217,8 @@ def test_what_cannot_be_a_corpus_is_refused(folder: Path, tmp_path: Path) -> Non
         expected = f"corpus: expected a folder .* or 'synthetic'; there is no folder {path}"
         with pytest.raises(FileNotFoundError, match=expected):
             prepare(CorpusConfig(path), cache)
+
+    # With one file of another sample rate, in no speaker's folder.
     soundfile.write(folder / "fast.wav", sound(0, 100), 2 * RATE)
     for fields, expected in (
         ({"include": "*_mic1.flac"}, r"expected WAV or FLAC files named \*_mic1.flac in .*, got none"),
@@ -203,13 +235,13 @@ def test_what_cannot_be_a_corpus_is_refused(folder: Path, tmp_path: Path) -> Non
 
 def test_an_excerpt_lies_inside_one_file(folder: Path, tmp_path: Path) -> None:
     split = prepare(config_of(folder), tmp_path / "cache").splits["train"]
+    length = 1150
+    possible = set()
+    for file in np.split(split.tokens, split.starts[1:]):
+        for start in range(len(file) - length + 1):
+            possible.add(file[start : start + length].tobytes())
     for number in range(8):
-        cut = excerpt(split, 1150, number)
-        assert any(
-            np.array_equal(cut, file[start : start + 1150])
-            for file in np.split(split.tokens, split.starts[1:])
-            for start in range(len(file) - 1149)
-        )
+        assert excerpt(split, length, number).tobytes() in possible
     with pytest.raises(ValueError, match="samples: expected at most 1300, those of the longest file, got 1301"):
         excerpt(split, 1301)
 
@@ -219,9 +251,13 @@ def test_synthetic_voices_are_reproducible_and_differ(tmp_path: Path) -> None:
     np.testing.assert_array_equal(one, synthetic.utterance(3, 5))
     assert 0.2 < np.abs(one).max() < 1
     assert not np.array_equal(one[:1000], synthetic.utterance(4, 5)[:1000])
+
+
+def test_the_synthetic_corpus_has_twelve_voices(tmp_path: Path) -> None:
+    """None of them is in two splits, and training has more than 100 seconds."""
     config = CorpusConfig(sample_rate=4000, split_by="speaker")
     corpus = prepare(config, tmp_path)
     assert corpus.name == "synthetic voices"
     assert len(corpus.splits["train"].tokens) > 100 * 4000
     voices = [{name.split("-")[0] for name in corpus.splits[split].files} for split in SPLITS]
-    assert sum(map(len, voices)) == 12
+    assert sum(len(some) for some in voices) == len(set.union(*voices)) == 12

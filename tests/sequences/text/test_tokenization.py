@@ -1,4 +1,4 @@
-"""Tokenizers: text comes back, vocabularies are closed, and JSON keeps them."""
+"""Tokenizers: decoding returns the text, vocabularies are closed, and JSON keeps both."""
 
 import codecs
 import json
@@ -14,6 +14,7 @@ TEXT = "the cat saw the dog\n\nthe dog, naïve 日本, saw\tthe cat\n".encode()
 
 
 def decoded(tokenizer: Tokenizer, tokens: np.ndarray) -> str:
+    """The text of tokens, decoded one by one."""
     decode = tokenizer.decoder()
     return "".join(decode(int(token)) for token in tokens)
 
@@ -31,9 +32,12 @@ def test_words_are_ranked_and_lines_end() -> None:
     assert tokens == [words.index[word] for word in ("the", "dog", "<eos>", "<eos>", "the", "<eos>")]
     assert decoded(words, words.encode(b"the dog\nsaw\n")) == "the dog \nsaw \n"
     assert words.encode(b"mouse\n").tolist() == [words.index["<unk>"], words.separator]
-    closed = Words.learn([TEXT], 4)
-    assert closed.words == ["the", "<eos>", "cat", "<unk>"], "the most frequent"
-    assert closed.encode(b"the dog\n").tolist() == [0, 3, 1]
+
+
+def test_a_vocabulary_of_words_has_the_most_frequent() -> None:
+    words = Words.learn([TEXT], 4)
+    assert words.words == ["the", "<eos>", "cat", "<unk>"]
+    assert words.encode(b"the dog\n").tolist() == [0, 3, 1]
 
 
 def test_lines_end_with_carriage_returns_where_nothing_else_ends_them() -> None:
@@ -45,22 +49,32 @@ def test_lines_end_with_carriage_returns_where_nothing_else_ends_them() -> None:
 
 def test_prompts_begin_after_a_byte_order_mark_and_may_end_within_a_line() -> None:
     words = Words.learn([TEXT])
-    the, dog, end = (words.index[word] for word in ("the", "dog", "<eos>"))
-    for prompt, expected in ((b"the dog", [the, dog]), (b"the\ndog\n", [the, end, dog, end]), (b"dog\r", [dog, end])):
-        assert encode_prompt(words, prompt) == encode_prompt(words, codecs.BOM_UTF8 + prompt) == [end, *expected]
+    the = words.index["the"]
+    dog = words.index["dog"]
+    end = words.index["<eos>"]
+    for prompt, expected in (
+        (b"the dog", [end, the, dog]),
+        (b"the\ndog\n", [end, the, end, dog, end]),
+        (b"dog\r", [end, dog, end]),
+    ):
+        assert encode_prompt(words, prompt) == expected
+        assert encode_prompt(words, codecs.BOM_UTF8 + prompt) == expected
 
 
 def test_wikitext_counts_its_own_unknown_word_and_line_ends() -> None:
-    """As WikiText-103 is counted: 267,735 with <eos>, every line's end a target."""
+    """As WikiText-103 is counted: 267,735 words with <eos>, and the end of every line is a target."""
     words = Words.learn([b" \n = Title = \n \n a <unk> b \n"])
-    assert (words.vocabulary, words.words[0], len(words.encode(b" \n = Title = \n"))) == (6, "<eos>", 5)
+    assert words.vocabulary == 6
+    assert words.words[0] == "<eos>"
+    assert len(words.encode(b" \n = Title = \n")) == 5
 
 
 @pytest.mark.parametrize("kind", ["bytes", "words", "subwords"])
-def test_json_keeps_them(kind: str) -> None:
+def test_json_keeps_a_tokenizer(kind: str) -> None:
     if kind == "subwords":
         pytest.importorskip("tokenizers")
-    tokenizer = learn(kind, [TEXT] * 20, None if kind == "bytes" else 300)
+    vocabulary = None if kind == "bytes" else 300
+    tokenizer = learn(kind, [TEXT] * 20, vocabulary)
     again = from_plain(json.loads(json.dumps(tokenizer.to_plain())))
     assert (again.vocabulary, again.separator) == (tokenizer.vocabulary, tokenizer.separator)
     assert np.array_equal(again.encode(TEXT), tokenizer.encode(TEXT))
@@ -84,14 +98,15 @@ def test_text_without_line_ends_becomes_subwords_piece_by_piece(monkeypatch: pyt
     line = TEXT.replace(b"\n", b" ") * 20
     pieces = tokenization._paragraphs(line)
     assert "".join(pieces).encode() == line
-    assert max(map(len, pieces)) <= 20
+    assert max(len(piece) for piece in pieces) <= 20
     assert all(piece.startswith(" ") for piece in pieces[1:])
+    assert [len(piece) for piece in tokenization._paragraphs(b"x" * 50)] == [20, 20, 10], "without spaces"
+
+    # The tokens are the same as those of one piece.
     tokenizer = learn("subwords", [line], 300)
-    found = tokenizer.encode(line)
+    tokens = tokenizer.encode(line)
     monkeypatch.setattr(tokenization, "LONGEST", len(line))
-    assert np.array_equal(found, tokenizer.encode(line)), "the same tokens as in one piece"
-    monkeypatch.setattr(tokenization, "LONGEST", 20)
-    assert [len(piece) for piece in tokenization._paragraphs(b"x" * 50)] == [20, 20, 10]
+    assert np.array_equal(tokens, tokenizer.encode(line))
 
 
 @pytest.mark.parametrize(("kind", "size"), [("bytes", 300), ("words", 2), ("subwords", 257)])
