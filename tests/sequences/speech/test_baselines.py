@@ -9,14 +9,16 @@ from sequences.speech import audio, baselines
 @pytest.fixture(scope="module")
 def noise_through_a_filter() -> np.ndarray:
     """An autoregressive signal, of which a linear predictor can know all there is but the noise."""
-    rng = np.random.default_rng(0)
-    samples, noise = np.zeros(40_000), rng.laplace(scale=0.02, size=40_000)
+    length = 40_000
+    noise = np.random.default_rng(0).laplace(scale=0.02, size=length)
+    samples = np.zeros(length)
     for step in range(2, len(samples)):
         samples[step] = 1.6 * samples[step - 1] - 0.8 * samples[step - 2] + noise[step]
     return audio.encode(samples)
 
 
 def test_order_0_is_the_entropy_of_the_frequencies() -> None:
+    """Each of the 256 levels counts once more than it occurs."""
     train = np.array([1] * 300 + [2] * 100, dtype=np.uint8)
     held_out = np.array([1, 1, 2, 3], dtype=np.uint8)
     counts = {1: 301, 2: 101, 3: 1}
@@ -30,10 +32,12 @@ def test_probabilities_sum_to_one_and_depend_on_the_past_alone(noise_through_a_f
     nll = predictor.nll(held_out)
     for step in (0, 1, 50, 199):
         past = held_out[:step]
-        found = [predictor.nll(np.append(past, np.uint8(token))) for token in range(audio.LEVELS)]
-        assert sum(np.exp(-each[step]) for each in found) == pytest.approx(1, abs=1e-12)
-        assert found[held_out[step]][step] == pytest.approx(nll[step])
-        np.testing.assert_array_equal(found[0][:step], nll[:step])
+        by_token = [predictor.nll(np.append(past, np.uint8(token))) for token in range(audio.LEVELS)]
+        assert sum(np.exp(-each[step]) for each in by_token) == pytest.approx(1, abs=1e-12)
+
+        of_real_token = by_token[held_out[step]]
+        assert of_real_token[step] == pytest.approx(nll[step])
+        np.testing.assert_array_equal(by_token[0][:step], nll[:step])
 
 
 def test_it_finds_the_filter_and_the_entropy_of_the_noise(noise_through_a_filter: np.ndarray) -> None:
@@ -49,15 +53,20 @@ def test_it_finds_the_filter_and_the_entropy_of_the_noise(noise_through_a_filter
 
 
 def test_all_of_the_training_sound_counts(noise_through_a_filter: np.ndarray) -> None:
-    """Silence but for pieces at the end, which the fit must have seen."""
-    train = np.concatenate([np.full(360_000, 128, dtype=np.uint8), noise_through_a_filter])
+    """Nine tenths are silence. The rest is at the end, and the fit must have seen it."""
+    silence = np.full(360_000, 128, dtype=np.uint8)
+    train = np.concatenate([silence, noise_through_a_filter])
     held_out = noise_through_a_filter[:5_000]
     own = baselines.fit_linear_predictor(noise_through_a_filter, order=4).nll(held_out).mean()
     assert baselines.fit_linear_predictor(train, order=4).nll(held_out).mean() < own + 0.2
 
 
-def test_silence_and_too_little_sound() -> None:
+def test_silence_is_predicted() -> None:
     silence = np.full(2_000, 128, dtype=np.uint8)
     assert baselines.fit_linear_predictor(silence).nll(silence).mean() < 0.1
+
+
+def test_too_little_sound_is_refused() -> None:
+    silence = np.full(100, 128, dtype=np.uint8)
     with pytest.raises(ValueError, match="train: expected more than 128 samples for order 32, got 100"):
-        baselines.fit_linear_predictor(silence[:100])
+        baselines.fit_linear_predictor(silence)
