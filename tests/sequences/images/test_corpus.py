@@ -15,14 +15,24 @@ SHAPE = (8, 8, 3)
 
 
 def noise(seed: int, rows: int = 8, columns: int = 8) -> np.ndarray:
+    """A random picture, another for each seed."""
     return np.random.default_rng(seed).integers(0, 256, (rows, columns, 3)).astype(np.uint8)
 
 
 def folder(root: Path, count: int) -> Path:
-    (root / "below").mkdir(parents=True)
+    """Pictures with these seeds; those with odd numbers are in a folder below."""
+    below = root / "below"
+    below.mkdir(parents=True)
     for number in range(count):
-        Image.fromarray(noise(number)).save(root / ("below" if number % 2 else ".") / f"{number}.png")
+        place = below if number % 2 else root
+        Image.fromarray(noise(number)).save(place / f"{number}.png")
     return root
+
+
+def digest_of(config: CorpusConfig, cache: Path) -> str:
+    """The digest of a corpus that is built if it is not in the cache."""
+    _, _, digest = corpus.open_built(prepare(config, cache))
+    return digest
 
 
 def test_bytes_of_files_in_splits_without_copies(tmp_path: Path) -> None:
@@ -31,50 +41,78 @@ def test_bytes_of_files_in_splits_without_copies(tmp_path: Path) -> None:
         Image.fromarray(noise(3)).save(root / f"{name}.PNG")
     (root / "notes.txt").write_text("no image")
     done: list[tuple[int, int]] = []
-    built = prepare(config := CorpusConfig(str(root), 8, 8), tmp_path / "cache", lambda *parts: done.append(parts))
-    assert done == [(number, 42) for number in range(1, 43)]
-    name, splits, digest = corpus.open_built(built)
-    assert (name, list(splits)) == ("pictures", ["train", "valid", "test"])
-    assert all(len(split.starts) >= 2 for split in splits.values())
-    assert all((split.tokens[split.starts] == START).all() for split in splits.values())
+    built = prepare(CorpusConfig(str(root), 8, 8), tmp_path / "cache", lambda *parts: done.append(parts))
+    assert done == [(number, 42) for number in range(1, 43)], "the copies as well"
+
+    name, splits, _ = corpus.open_built(built)
+    assert name == "pictures"
+    assert list(splits) == ["train", "valid", "test"]
+    for split in splits.values():
+        assert len(split.starts) >= 2
+        assert (split.tokens[split.starts] == START).all()
     images = np.concatenate([split.images(SHAPE) for split in splits.values()])
     assert sorted(image.tobytes() for image in images) == sorted(noise(seed).tobytes() for seed in range(40))
+
+
+def test_a_corpus_is_built_once_and_anew_if_files_change(tmp_path: Path) -> None:
+    root = folder(tmp_path / "pictures", 40)
+    config = CorpusConfig(str(root), 8, 8)
+    built = prepare(config, tmp_path / "cache")
+    _, _, digest = corpus.open_built(built)
     assert prepare(config, tmp_path / "cache") == built
-    assert corpus.open_built(prepare(config, tmp_path / "other"))[2] == digest
+    assert digest_of(config, tmp_path / "other") == digest
+
     Image.fromarray(noise(99)).save(root / "new.png")
-    assert corpus.open_built(prepare(config, tmp_path / "cache"))[2] != digest
-    thin, count = splits["train"].thin(3), len(splits["train"].starts)
-    np.testing.assert_array_equal(thin.images(SHAPE), splits["train"].images(SHAPE)[np.arange(3) * count // 3])
-    assert splits["train"].thin(99) is splits["train"].thin(None) is splits["train"]
+    assert digest_of(config, tmp_path / "cache") != digest
+
+
+def test_a_part_of_a_split_is_spread_over_it(tmp_path: Path) -> None:
+    root = folder(tmp_path / "pictures", 40)
+    _, splits, _ = corpus.open_built(prepare(CorpusConfig(str(root), 8, 8), tmp_path / "cache"))
+    train = splits["train"]
+    spread = np.arange(3) * len(train.starts) // 3
+    np.testing.assert_array_equal(train.thin(3).images(SHAPE), train.images(SHAPE)[spread])
+    assert train.thin(99) is train.thin(None) is train
 
 
 def test_views_of_the_level_are_the_same_every_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(corpus, "EPISODES", 4)
-    built = [corpus.open_built(prepare(CorpusConfig(height=8, width=12), tmp_path / name)) for name in ("a", "b")]
-    (name, splits, digest), (*_, again) = built
-    assert (name, digest) == ("rooms", again)
+    config = CorpusConfig(height=8, width=12)
+    name, splits, digest = corpus.open_built(prepare(config, tmp_path / "a"))
+    assert name == "rooms"
+    assert digest_of(config, tmp_path / "b") == digest
     images = splits["train"].images((8, 12, 3))
     assert len(images) > corpus.FRAMES
-    assert images.std() > 20
+    assert images.std() > 20, "they show something"
 
 
-def test_pictures_are_upright_cut_and_on_white(tmp_path: Path) -> None:
+def test_wide_pictures_are_cut(tmp_path: Path) -> None:
     wide = np.zeros((8, 24, 3), np.uint8)
     wide[:, 8:16] = noise(0)
     Image.fromarray(wide).save(tmp_path / "wide.png")
     np.testing.assert_array_equal(read_image(tmp_path / "wide.png", SHAPE), noise(0))
+
+
+def test_pictures_are_upright(tmp_path: Path) -> None:
     exif = Image.Exif()
-    exif[0x112] = 3  # upside down
+    orientation = 0x112
+    exif[orientation] = 3  # upside down
     Image.fromarray(noise(1)[::-1, ::-1]).save(tmp_path / "turned.png", exif=exif)
     np.testing.assert_array_equal(read_image(tmp_path / "turned.png", SHAPE), noise(1))
-    clear = np.dstack([noise(2), np.where(np.arange(64).reshape(8, 8) % 2, 255, 0).astype(np.uint8)])
-    Image.fromarray(clear).save(tmp_path / "clear.png")
-    found = read_image(tmp_path / "clear.png", SHAPE)
-    np.testing.assert_array_equal(found, np.where(clear[:, :, 3:] > 0, noise(2), 255))
+
+
+def test_transparent_pixels_are_white(tmp_path: Path) -> None:
+    is_opaque = np.arange(64).reshape(8, 8, 1) % 2 == 1
+    alpha = np.where(is_opaque, 255, 0).astype(np.uint8)
+    Image.fromarray(np.dstack([noise(2), alpha])).save(tmp_path / "clear.png")
+    np.testing.assert_array_equal(read_image(tmp_path / "clear.png", SHAPE), np.where(is_opaque, noise(2), 255))
+
+
+@pytest.mark.parametrize(("mode", "name"), [("L", "grey.jpg"), ("P", "palette.png")])
+def test_grey_pictures_and_palettes_become_rgb(mode: str, name: str, tmp_path: Path) -> None:
     grey = np.full((20, 20), 77, np.uint8)
-    for mode, name in (("L", "grey.jpg"), ("P", "palette.png")):
-        Image.fromarray(grey).convert(mode).save(tmp_path / name)
-        np.testing.assert_array_equal(read_image(tmp_path / name, SHAPE), np.full(SHAPE, 77))
+    Image.fromarray(grey).convert(mode).save(tmp_path / name)
+    np.testing.assert_array_equal(read_image(tmp_path / name, SHAPE), np.full(SHAPE, 77))
 
 
 def test_bad_files_are_named(tmp_path: Path) -> None:
@@ -82,13 +120,16 @@ def test_bad_files_are_named(tmp_path: Path) -> None:
     whole = (root / "0.png").read_bytes()
     deep = Image.fromarray(np.arange(64, dtype=np.uint16).reshape(8, 8) * 999)
     deep.save(tmp_path / "deep.png")
-    claims = whole[:16] + (2**20).to_bytes(4, "big") * 2 + whole[24:]
+    width_and_height = slice(16, 24)
+    million_by_million = (2**20).to_bytes(4, "big") * 2
+    huge = bytearray(whole)
+    huge[width_and_height] = million_by_million
     for content, words in (
         (whole[: len(whole) // 2], "truncated"),
         (b"", "cannot identify image file"),
         (b"GIF89a" + bytes(99), "cannot identify image file"),
         ((tmp_path / "deep.png").read_bytes(), "mode I;16"),
-        (claims, ""),
+        (huge, ""),
     ):
         (root / "0.png").write_bytes(content)
         expected = f"0.png: expected a whole PNG or JPEG of 8 bits a channel.*{words}"
@@ -96,31 +137,38 @@ def test_bad_files_are_named(tmp_path: Path) -> None:
             read_image(root / "0.png", SHAPE)
         with pytest.raises(ImageError, match=rf"{expected}.*\(skip_unreadable leaves such files out\)"):
             prepare(CorpusConfig(str(root), 8, 8), tmp_path / "cache")
-    assert not list((tmp_path / "cache").glob("pictures*[!k]"))
+    assert not list((tmp_path / "cache").glob("pictures*[!k]")), "nothing but a lock is left"
+
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
         built = prepare(CorpusConfig(str(root), 8, 8, skip_unreadable=True), tmp_path / "cache")
-    assert ["0.png" in str(each.message) for each in said] == [True]
-    assert sum(len(split.starts) for split in corpus.open_built(built)[1].values()) == 29
+    (warning,) = said
+    assert "0.png" in str(warning.message)
+    _, splits, _ = corpus.open_built(built)
+    assert sum(len(split.starts) for split in splits.values()) == 29
 
 
 def test_hidden_files_are_not_used(tmp_path: Path) -> None:
+    """Neither what macOS writes beside each file, which is no picture, nor pictures that were thrown away."""
     root = folder(tmp_path / "pictures", 40)
-    expected = corpus.open_built(prepare(CorpusConfig(str(root), 8, 8), tmp_path / "cache"))[2]
+    config = CorpusConfig(str(root), 8, 8)
+    expected = digest_of(config, tmp_path / "cache")
     for name in ("._0.png", "below/._1.png", "__MACOSX/0.png"):
         (root / name).parent.mkdir(exist_ok=True)
         (root / name).write_bytes(b"Mac OS X")
     for name in (".trash.png", ".Trash/0.png"):
         (root / name).parent.mkdir(exist_ok=True)
         Image.fromarray(noise(99)).save(root / name)
-    assert corpus.open_built(prepare(CorpusConfig(str(root), 8, 8), tmp_path / "cache"))[2] == expected
+    assert digest_of(config, tmp_path / "cache") == expected
 
 
 def test_folders_named_after_splits_are_divided_with_a_warning(tmp_path: Path) -> None:
     root = tmp_path / "pictures"
+    for name in ("train", "test"):
+        (root / name).mkdir(parents=True)
     for number in range(8):
-        (path := root / ("train", "test")[number % 2] / f"{number}.png").parent.mkdir(parents=True, exist_ok=True)
-        Image.fromarray(noise(number)).save(path)
+        name = "test" if number % 2 else "train"
+        Image.fromarray(noise(number)).save(root / name / f"{number}.png")
     with pytest.warns(UserWarning, match=rf"{tmp_path}/pictures: train and test are no splits here"):
         prepare(CorpusConfig(str(root), 8, 8), tmp_path / "cache")
 
@@ -131,6 +179,8 @@ def test_too_few_images_are_refused(tmp_path: Path) -> None:
     root = folder(tmp_path / "two", 2)
     with pytest.raises(ValueError, match=r"expected at least 3 PNG or JPEG files in .*, got 2"):
         prepare(CorpusConfig(str(root)), tmp_path)
+
+    # Five equal pictures count as one.
     for number in range(5):
         Image.fromarray(noise(0)).save(root / f"{number}.png")
     Image.fromarray(noise(0)).save(root / "below" / "1.png")
