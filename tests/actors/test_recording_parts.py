@@ -124,6 +124,7 @@ def number_of_frames(path: Path) -> int:
 
 @pytest.fixture(scope="module")
 def recording() -> Recording:
+    """An episode of the robot without texts."""
     return record_robot()
 
 

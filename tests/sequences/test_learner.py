@@ -155,7 +155,8 @@ def gradients(model: SequenceModel) -> dict[str, torch.Tensor]:
 
 
 def assert_equal_gradients(actual: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> None:
-    assert any("compress" in name or "router" in name for name in expected), "of the core's own losses, too"
+    """Also of the parameters that only the core's own losses train."""
+    assert any("compress" in name or "router" in name for name in expected)
     torch.testing.assert_close(actual, expected, rtol=0, atol=1e-10)
 
 
@@ -199,7 +200,7 @@ def test_microbatches_have_the_gradients_of_the_whole_batch(core: Any, learners:
 
 
 def test_microbatches_count_with_the_dropout_that_they_learn_with() -> None:
-    """Which steps have terms in the losses of routing depends on dropout, so that both count with the same masks."""
+    """Dropout decides which steps have terms in the losses of routing, so both passes draw the same masks."""
     core = dataclasses.replace(ROUTING, dropout=0.5)
     config = dataclasses.replace(WHOLE, microbatches=2)
     learner = SequenceLearner(make_model(core, torch.float64), Streams(TOKENS, 4, 8, UNEVEN), config)

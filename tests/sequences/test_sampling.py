@@ -15,6 +15,7 @@ PROMPTS = torch.randint(5, (2, 41), generator=torch.Generator().manual_seed(1))
 
 @pytest.fixture
 def model() -> SequenceModel:
+    """Two layers with segments, memory and compressed memory of four, which prompts of 41 tokens fill."""
     torch.manual_seed(0)
     return SequenceModel(make_core(CompressiveTransformerConfig(8, 2, 2, 8, 4, 4, 4, 2)), 5).double().eval()
 

@@ -23,7 +23,13 @@ Damage = Callable[[Path], object]
 
 def instead(file: str, make: Callable[[Path], object]) -> Damage:
     """Something else in place of a file."""
-    return lambda folder: (folder / file).unlink() or make(folder / file)
+
+    def replace(folder: Path) -> None:
+        path = folder / file
+        path.unlink()
+        make(path)
+
+    return replace
 
 
 def edit(file: str, change: Callable[[bytes], bytes]) -> Damage:

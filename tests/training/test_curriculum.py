@@ -1,4 +1,4 @@
-"""Stages: when one ends, what goes on, exact resumption."""
+"""Stages: what ends one, what continues in the next, and exact resumption."""
 
 import dataclasses
 from pathlib import Path

@@ -149,7 +149,7 @@ def test_a_batch_is_requested_for_the_version_that_learns_from_it(
 
 
 def test_unrolls_beside_the_updates(train_as_on_ray: Any, tmp_path: Path) -> None:
-    """As on Ray. Only fresh unrolls are counted, and only they have a greatest policy lag."""
+    """As on Ray. Only fresh unrolls are counted, and `max_policy_lag` is a limit for them alone."""
     config = {"replay": ReplayConfig(0.5, unrolls=3), "log_every": 1, "max_policy_lag": 3}
     trainer = train_as_on_ray(tmp_path, 6, **config)
     assert trainer.learner.version == 1 + 5 * 2

@@ -57,7 +57,7 @@ def train(
 ) -> Trainer:
     """Trains to the end of the run, or stops after a number of updates.
 
-    `then` is called once, after these updates; training goes on unless it returns true.
+    `then` is called once, after these updates; training continues unless it returns true.
     """
     trainer = Trainer(config, Run(folder), local)
     if resume:
@@ -112,7 +112,7 @@ def test_stopping_anywhere_changes_nothing(core: str, tmp_path: Path) -> None:
         assert stopped.curriculum.recent == straight.curriculum.recent
         assert timeless(folder) == timeless(tmp_path / "straight")
 
-    # The states of two actors do not fit three. An evaluation of earlier weights is renamed when training goes on.
+    # The states of two actors do not fit three. An evaluation of earlier weights is renamed when training continues.
     actors = dataclasses.replace(config.actors, num_actors=3, envs_per_actor=4)
     Run(folder).evaluation_file().write_text("{}")
     after = train(dataclasses.replace(config, actors=actors), folder, 3, resume=True)

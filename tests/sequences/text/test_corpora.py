@@ -208,8 +208,11 @@ class TestSplits:
     @pytest.mark.parametrize("zipped", [False, True])
     def test_enwik8_is_cut_in_its_proportions(self, zipped: bool, tmp_path: Path) -> None:
         data = ("é<page>" * 1250).encode()  # cuts fall within characters, as they do in Enwik8
-        path = tmp_path / ("enwik8.gz" if zipped else "enwik8")
-        path.write_bytes(gzip.compress(data) if zipped else data)
+        path = tmp_path / "enwik8"
+        path.write_bytes(data)
+        if zipped:
+            path = tmp_path / "enwik8.gz"
+            path.write_bytes(gzip.compress(data))
         parts = contents(load("enwik8", path))
         assert [len(parts[split][0]) for split in SPLITS] == [9000, 500, 500]
         assert b"".join(parts[split][0] for split in SPLITS) == data
@@ -335,8 +338,9 @@ class TestErrors:
     def test_missing_files(
         self, error: type[Exception], name: str, path: str | None, message: str, tmp_path: Path
     ) -> None:
+        root = None if path is None else tmp_path / path
         with pytest.raises(error, match=message):
-            load(name, None if path is None else tmp_path / path)
+            load(name, root)
 
     def test_empty_files(self, tmp_path: Path) -> None:
         (tmp_path / "empty.txt").touch()

@@ -52,7 +52,8 @@ class TestArithmetic:
         found = evaluation.summary(Total(12 * math.log(2), 6), split, tokenizer)
         assert found["nats_per_token"] == pytest.approx(2 * math.log(2))
         assert found["word_perplexity"] == pytest.approx(perplexity)
-        assert found.get("bits_per_byte") == (1.5 if isinstance(tokenizer, Bytes) else None)
+        bits_per_byte = 1.5 if isinstance(tokenizer, Bytes) else None
+        assert found.get("bits_per_byte") == bits_per_byte
 
     def test_a_summary_of_text_without_words_or_bytes_is_finite(self) -> None:
         found = evaluation.summary(Total(2.0, 2), SPLIT._replace(bytes=0, words=0), Bytes())
