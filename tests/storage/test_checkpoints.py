@@ -70,7 +70,7 @@ def test_the_newest_are_kept(place: Place) -> None:
     assert checkpoints.load_latest(place).step == 1_000_000_000_000
 
 
-def test_a_run_goes_on_from_an_earlier_checkpoint(place: Place) -> None:
+def test_a_run_resumes_from_an_earlier_checkpoint(place: Place) -> None:
     """Newer, damaged checkpoints are neither loaded again nor do they count among those that are kept.
 
     In a folder they get another name, until checkpoints of their step or a later one are written.

@@ -141,7 +141,7 @@ def place(folder: Path, scheme: str) -> Path | str:
 @pytest.mark.parametrize("scheme", ["", "file://"])
 @pytest.mark.parametrize("kind", HOSTILE)
 @pytest.mark.timeout(20)
-def test_it_is_skipped_and_named(kind: str, scheme: str, tmp_path: Path) -> None:
+def test_a_damaged_checkpoint_is_skipped_with_a_reason(kind: str, scheme: str, tmp_path: Path) -> None:
     damage, reason = HOSTILE[kind]
     save(tmp_path, 100)
     folder = save(tmp_path, 200)
@@ -183,7 +183,7 @@ def test_links_and_files_are_not_followed_and_are_removed(kind: str, tmp_path: P
 
 
 @pytest.mark.parametrize("scheme", ["", "file://"])
-def test_a_thousand_damaged_ones_are_no_wait(scheme: str, tmp_path: Path) -> None:
+def test_a_thousand_damaged_checkpoints_are_skipped_in_seconds(scheme: str, tmp_path: Path) -> None:
     for step in range(1000):
         folder = tmp_path / "checkpoints" / f"{step:012d}"
         folder.mkdir(parents=True)
