@@ -31,13 +31,16 @@ SMALL = [
     "--actors.unroll-length=8", "--eval-episodes=2", "--log-every=1", "--video-episodes=0", "--checkpoint-seconds=1000",
     *CONSTANT,
 ]  # fmt: skip
+"""Options of a run with a small recurrent core, for tests in which the core does not matter."""
 TINY_TEXT = [
     "--corpus=folder", "--model.core.model-size=16", "--model.core.num-layers=1", "--model.core.mlp-size=16",
     "--model.core.segment-size=8", "--model.core.memory-size=8", "--learner.batch-size=4",
     "--learner.sequence-length=16", "--learner.late-start=20", "--learner.late-accumulation-steps=2",
     "--evaluate-every=16", "--log-every=1",
 ]  # fmt: skip
+"""Options of a text model of one layer. Beside `--corpus=folder` it needs a `--path`."""
 COMPRESSIVE_TEXT = [*TINY_TEXT, "--model.core.compressed-size=8", "--model.core.dropout=0.1"]
+"""The same with compressed memory and dropout, which draws random numbers."""
 TINY_SPEECH = [
     "--learner.batch-size=2", "--learner.sequence-length=64", "--learner.steps=6", "--learner.warmup-steps=1",
     "--evaluate-tokens=300", "--evaluate-every=3", "--log-every=1", "--checkpoint-seconds=0", "--threads=1",
@@ -50,26 +53,37 @@ TINY_IMAGES = [
     "--evaluate-tokens=200", "--log-every=1", "--checkpoint-seconds=0", "--samples=1", "--keep-checkpoints=9",
 ]  # fmt: skip
 TINY_SEQUENCE = {"speech": TINY_SPEECH, "images": TINY_IMAGES}
+"""Options of runs of six steps that keep all their checkpoints. Their `--corpus.path` is missing."""
 ENVIRONMENT = {**os.environ, "RAY_AUTH_MODE": "disabled", "OMP_NUM_THREADS": "1", "COLUMNS": "200"}
+"""Variables of every command that runs in another process."""
 PATIENCE = 300.0
 """Seconds to wait for what takes five on an idle machine."""
+RUN_SECONDS = 200
+"""A command that runs in another process for longer than this hangs."""
 
 
 def frames(updates: int) -> int:
-    """Environment frames of a number of updates of a tiny run: updates x rows x steps x repeat."""
-    return updates * 2 * 16 * 4
+    """Environment frames of a number of updates of a tiny run."""
+    rows = 2
+    steps_per_row = 16
+    frames_per_step = 4
+    return updates * rows * steps_per_row * frames_per_step
 
 
 def write_corpus(kind: str, root: Path) -> Path:
-    """Thirty short programs, four sounds of a quarter of a second, or six pictures."""
+    """Thirty short programs ("text"), four sounds of a quarter of a second ("speech"), or six pictures ("images")."""
     root.mkdir()
-    for index in range(30 if kind == "text" else 0):
-        (root / f"{index}.txt").write_text(f"def function_{index}(x):\n    return x + {index}\n" * 20)
-    for number in range(4 if kind == "speech" else 0):
-        audio.write_wav(root / f"{number}.wav", synthetic.utterance(0, number)[:1000], 4000)
-    for number in range(6 if kind == "images" else 0):
-        pixels = np.random.default_rng(number).integers(0, 256, (10, 12, 3)).astype(np.uint8)
-        Image.fromarray(pixels).save(root / f"{number}.png")
+    if kind == "text":
+        for number in range(30):
+            (root / f"{number}.txt").write_text(f"def function_{number}(x):\n    return x + {number}\n" * 20)
+    elif kind == "speech":
+        for number in range(4):
+            audio.write_wav(root / f"{number}.wav", synthetic.utterance(0, number)[:1000], sample_rate=4000)
+    else:
+        assert kind == "images"
+        for number in range(6):
+            pixels = np.random.default_rng(number).integers(0, 256, (10, 12, 3)).astype(np.uint8)
+            Image.fromarray(pixels).save(root / f"{number}.png")
     return root
 
 
@@ -81,7 +95,7 @@ def command(*arguments: object) -> list[str]:
 def run(*arguments: object, **environment: str) -> subprocess.CompletedProcess[str]:
     """Runs a command in another process to its end."""
     environment = ENVIRONMENT | environment
-    return subprocess.run(command(*arguments), capture_output=True, text=True, timeout=200, env=environment)
+    return subprocess.run(command(*arguments), capture_output=True, text=True, timeout=RUN_SECONDS, env=environment)
 
 
 def _default_signals() -> None:
@@ -93,14 +107,15 @@ def _default_signals() -> None:
 def start(
     *arguments: object, output: Any = subprocess.DEVNULL, preexec_fn: Callable[[], Any] = int, **options: Any
 ) -> subprocess.Popen[str]:
-    """Starts a command in another process."""
+    """Starts a command in another process, which first calls `preexec_fn`."""
+
+    def prepare() -> None:
+        _default_signals()
+        preexec_fn()
+
+    options = {"env": ENVIRONMENT} | options
     return subprocess.Popen(
-        command(*arguments),
-        stdout=output,
-        stderr=subprocess.STDOUT,
-        text=True,
-        preexec_fn=lambda: (_default_signals(), preexec_fn()),
-        **{"env": ENVIRONMENT, **options},
+        command(*arguments), stdout=output, stderr=subprocess.STDOUT, text=True, preexec_fn=prepare, **options
     )
 
 
@@ -123,11 +138,13 @@ def marked(mark: str, title: str = "") -> set[int]:
     found = set()
     for entry in Path("/proc").glob("[0-9]*"):
         try:
-            command = (entry / "cmdline").read_text()
-            if title in command and f"MARK={mark}" in (entry / "environ").read_text():
-                found |= set() if re.match("ray::(Dashboard|RuntimeEnv)Agent", command) else {int(entry.name)}
+            line = (entry / "cmdline").read_text()
+            variables = (entry / "environ").read_text()
         except OSError:
             continue  # another user's process, or one that has ended
+        is_agent = re.match("ray::(Dashboard|RuntimeEnv)Agent", line)
+        if title in line and f"MARK={mark}" in variables and not is_agent:
+            found.add(int(entry.name))
     return found
 
 
@@ -160,7 +177,7 @@ class Commands:
         return self.capfd.readouterr().out
 
     def fail(self, *arguments: object, status: int = 1) -> str:
-        """A command that ends with a status; returns its standard error."""
+        """A command that ends with a status; returns its standard error, which begins with the program's name."""
         self.capfd.readouterr()
         with pytest.raises(SystemExit) as stop:
             main([str(argument) for argument in arguments])
@@ -173,6 +190,7 @@ class Commands:
         """A command that ends with status 2 and one line with certain words; returns the line."""
         error = self.fail(*arguments, status=2)
         assert len(error.splitlines()) == 1, error
-        missing = [word for word in ([words] if isinstance(words, str) else words) if word not in error]
+        expected = [words] if isinstance(words, str) else words
+        missing = [word for word in expected if word not in error]
         assert not missing, f"{missing} not in: {error}"
         return error

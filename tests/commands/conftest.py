@@ -75,6 +75,7 @@ def copied(finished: tuple[Path, str], tmp_path: Path) -> Callable[..., Path]:
 
 @pytest.fixture
 def cli(capfd: pytest.CaptureFixture[str]) -> Commands:
+    """Runs commands in this process."""
     return Commands(capfd)
 
 
@@ -86,12 +87,18 @@ def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(autouse=True)
 def _restore_process(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Commands that run in this process set up logging, threads, warnings and the limit of calls."""
     monkeypatch.setenv("COLUMNS", "200")
-    root, threads = logging.getLogger(), torch.get_num_threads()
-    handlers, level = root.handlers[:], root.level
+    root = logging.getLogger()
+    handlers = root.handlers[:]
+    level = root.level
+    threads = torch.get_num_threads()
+
     torch.set_num_threads(1)
     with warnings.catch_warnings():
         yield
-    root.handlers, root.level = handlers, level
+
+    root.handlers = handlers
+    root.level = level
     torch.set_num_threads(threads)
     limit_calls(STEP_SECONDS)
