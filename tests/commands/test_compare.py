@@ -37,6 +37,7 @@ from training.sweep import begin, failure, read
 from training.sweep_progress import Estimate, is_finished
 
 RECALL = "diagnostic:recall,delay=3"
+LONGER = "diagnostic:recall,delay=9"
 
 
 def test_seeds_that_are_given_again_take_the_place_of_the_first() -> None:
@@ -47,9 +48,13 @@ def test_seeds_that_are_given_again_take_the_place_of_the_first() -> None:
 
 
 def grid(**fields: Any) -> dict:
-    """The trials of a grid of agents on the preset `memory`."""
+    """The trials of a grid of agents on the preset `memory`, one seed unless others are given."""
+
+    def parse(words: list[str]) -> Any:
+        return parse_train("launch", words).config
+
     empty: dict[str, Any] = {"cores": (), "rates": (), "seeds": (0,), "vary": (), "options": ()}
-    return make_trials(RunConfig, lambda words: parse_train("launch", words).config, "memory", **{**empty, **fields})
+    return make_trials(RunConfig, parse, "memory", **(empty | fields))
 
 
 def test_rates_are_of_the_compressive_core_and_cores_come_beside_them() -> None:
@@ -103,7 +108,9 @@ def test_runs_are_added_to_a_sweep(tmp_path: Path) -> None:
 
 def test_labels_name_what_differs_within_a_core_and_between_all() -> None:
     trials = grid(rates=("1", "4"), cores=("lstm",), vary=[("learner.discount", ("0.9", "0.99"))])
-    assert label(list(trials.values()))[0::5] == ["compressive (rate 1, discount 0.9)", "lstm (discount 0.99)"]
+    first, *_, last = label(list(trials.values()))
+    assert first == "compressive (rate 1, discount 0.9)"
+    assert last == "lstm (discount 0.99)"
     assert label([make_preset("memory", "lstm")]) == ["lstm"]
     transformers = [PRESETS["text"]("cpu", core) for core in ("local", "transformer-xl")]
     assert label(transformers) == ["local", "transformer-xl"]
@@ -178,22 +185,38 @@ def write_run(run: Path, config: Any, rows: Iterable[dict[str, float]], summary:
     """The folder of a finished run."""
     run.mkdir()
     (run / "config.json").write_text(json.dumps(config))
-    (run / "metrics.jsonl").write_text("".join(f"{json.dumps({'time': 0.0, **row})}\n" for row in rows))
+    write_rows(run / "metrics.jsonl", ({"time": 0.0} | row for row in rows))
     (run / "evaluation.json").write_text(json.dumps(summary))
     return run
 
 
+def write_rows(file: Path, rows: Iterable[dict[str, Any]]) -> None:
+    """Writes one JSON object a line."""
+    file.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+
+
+def add_to_evaluation(run: Path, **values: Any) -> None:
+    """Adds values to a run's evaluation, or replaces them."""
+    file = run / "evaluation.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | values))
+
+
 @pytest.fixture
 def make_run(tmp_path: Path) -> MakeRun:
-    """Makes the folder of a finished run with given curves; rows are 100 steps apart."""
+    """Makes the folder of a finished run with a given learning curve and final score, both oracle-normalised.
+
+    Rows are 100 steps apart, each of one frame.
+    """
 
     def make(name: str, core: str, seed: int, curve: list[float], final: float, **fields: Any) -> Path:
         frames = 100 * len(curve)
-        rows = (
-            {"step": step, "learner/frames": float(step), "speed/steps_per_second": 50.0}
-            | {"episode/return": value / 100, "episode/oracle_normalised": value}
-            for step, value in zip(range(100, frames + 1, 100), curve)
-        )
+        rows = []
+        for index, score in enumerate(curve):
+            step = 100 * (index + 1)
+            row = {"step": step, "learner/frames": float(step), "speed/steps_per_second": 50.0}
+            row |= {"episode/return": score / 100, "episode/oracle_normalised": score}
+            rows.append(row)
+
         plain = to_plain(make_preset("memory", core)) | {"seed": seed, "frames": frames, "env": RECALL} | fields
         summary = {"return": {"mean": final / 100, "low": 0.0, "high": 1.0}, "oracle_normalised": final}
         return write_run(tmp_path / name, plain, rows, summary)
@@ -201,14 +224,33 @@ def make_run(tmp_path: Path) -> MakeRun:
     return make
 
 
+def make_runs(make_run: MakeRun, scores: dict[str, list[float]]) -> list[Path]:
+    """Makes one run for each final score of a core; the place of a score is its seed."""
+    runs = []
+    for core, finals in scores.items():
+        for seed, final in enumerate(finals):
+            runs.append(make_run(f"{core}{seed}", core, seed, [1.0], final))
+    return runs
+
+
+def make_runs_in(make_run: MakeRun, scores: Iterable[tuple[str, str, float]]) -> list[Path]:
+    """Makes one run for each core, environment and final score."""
+    runs = []
+    for index, (core, env, final) in enumerate(scores):
+        runs.append(make_run(f"{index}", core, 0, [50.0], final, env=env))
+    return runs
+
+
 def table(path: Path) -> list[dict[str, str]]:
+    """The rows of a CSV file."""
     with path.open(newline="") as file:
         return list(csv.DictReader(file))
 
 
 def compare(cli: Commands, out: Path, runs: Sequence[object], *options: object) -> tuple[str, str]:
-    """What is printed, and the text of the page."""
-    return cli.run("compare", "--from", *runs, "--folder", out, *options), (out / "report.html").read_text()
+    """Compares runs and returns what is printed, and the text of the page."""
+    printed = cli.run("compare", "--from", *runs, "--folder", out, *options)
+    return printed, (out / "report.html").read_text()
 
 
 def test_the_report_of_finished_runs_has_their_numbers(make_run: MakeRun, tmp_path: Path, cli: Commands) -> None:
@@ -223,6 +265,7 @@ def test_the_report_of_finished_runs_has_their_numbers(make_run: MakeRun, tmp_pa
     assert "86  [81, 91]" in printed
     assert str(out / "report.html") in printed
 
+    # The tables.
     finals = table(out / "report" / "runs.csv")
     assert [float(row["oracle_normalised"]) for row in finals] == [91, 81, 31.5, 85]
     assert [row["variant"] for row in finals] == ["compressive", "compressive", "lstm", "lstm"]
@@ -232,15 +275,18 @@ def test_the_report_of_finished_runs_has_their_numbers(make_run: MakeRun, tmp_pa
     measured = [(float(row["frames"]), float(row["oracle_normalised"])) for row in curves if row["seed"] == "1"]
     assert measured == [(100, 30), (200, 40), (300, 85), (100, 0), (200, 10), (300, 20)]
     means = table(out / "report" / "curve_intervals.csv")
-    for row, expected in ((means[0], [100, 20, 10, 30]), (means[99], [300, 87.5, 85, 90])):
-        assert [float(row[name]) for name in ("frames", "mean", "low", "high")] == expected
+    last_of_compressive = 99  # a curve has 100 places
+    for index, expected in ((0, [100, 20, 10, 30]), (last_of_compressive, [300, 87.5, 85, 90])):
+        assert [float(means[index][name]) for name in ("frames", "mean", "low", "high")] == expected
     ours, theirs = table(out / "report" / "improvements.csv")
     found = [(row["variant"], row["other"], float(row["probability"])) for row in (ours, theirs)]
     assert found == [("compressive", "lstm", 0.75), ("lstm", "compressive", 0.25)]
     assert float(ours["low"]) == 1 - float(theirs["high"]), "one is the other's reverse"
 
+    # The text of the page: first the scores and the answer.
     page = embedded(out / "report.html")
-    assert all(words in text for words in ("Oracle-normalised", "86 (its runs: 81 to 91)", "75 %", RECALL, "--from"))
+    for words in ("Oracle-normalised", "86 (its runs: 81 to 91)", "75 %", RECALL, "--from"):
+        assert words in text
     assert (page["second"]["name"], page["second"]["confirmed"], page["second"]["runs"]) == ("lstm", False, [2, 2])
     apart = "The interquartile means of compressive and of the next best, lstm, differ by 28 [-4, 60]"
     assert apart in text
@@ -254,36 +300,42 @@ def test_the_report_of_finished_runs_has_their_numbers(make_run: MakeRun, tmp_pa
         "<h2>Method",
     ]
     places = [text.index(part) for part in order]
-    assert places == sorted(places), "first the scores and the answer"
+    assert places == sorted(places)
     assert "it is not confirmed which of the two is better" in text
     assert "<b>The compression rate</b>, here 4, is how many steps" in text
-    ((panel,), scores) = page["panels"], page["scores"]
+
+    # The curves of the page: two thin ones for the runs of a variant, a thick one for their mean.
+    (panel,) = page["panels"]
+    curves_of_a_variant = (True, True, False)
     lines = [(line["name"], line.get("thin", False)) for line in panel["series"]]
-    assert lines == [(name, thin) for name in ("compressive", "lstm") for thin in (True, True, False)]
-    thick = panel["series"][2]
+    assert lines == [(name, thin) for name in ("compressive", "lstm") for thin in curves_of_a_variant]
+    _, _, thick, *_ = panel["series"]
     assert [thick[name][-1] for name in ("x", "y", "low", "high")] == [300, 87.5, 85, 90]
     numbers = {"points": [91, 81], "value": 86, "low": 81, "high": 91}
-    assert scores[0] == {"name": "compressive", "index": 0, "text": "86", "small": "[81, 91]"} | numbers
+    best, *_ = page["scores"]
+    assert best == {"name": "compressive", "index": 0, "text": "86", "small": "[81, 91]"} | numbers
     lines = [("threshold", 75.0), ("random", 0.0), ("oracle", 100.0)]
     assert [(line["name"], line["value"]) for line in page["lines"]] == lines
+
+    # Pictures for a paper.
     if importlib.util.find_spec("matplotlib"):
         assert (out / "report" / "curves.png").read_bytes()[:4] == b"\x89PNG"
         assert (out / "report" / "scores.svg").read_text().startswith("<?xml")
 
 
-LONGER = f"{RECALL[:-1]}9"
-
-
 def test_environments_with_a_common_scale_are_joined(make_run: MakeRun, tmp_path: Path, cli: Commands) -> None:
     out = tmp_path / "out"
     scores = [("gru", RECALL, 60.0), ("gru", LONGER, 20.0), ("lstm", RECALL, 50.0), ("lstm", LONGER, 30.0)]
-    runs = [make_run(f"{index}", core, 0, [50.0], score, env=env) for index, (core, env, score) in enumerate(scores)]
+    runs = make_runs_in(make_run, scores)
     _, text = compare(cli, out, runs)
     assert [row["probability"] for row in table(out / "report" / "improvements.csv")] == ["", ""], "single runs"
     assert "a single run of a variant does not tell" in text
     assert "has the highest interquartile mean, 40.00" in text
     assert "A single run of a variant in an environment has no interval" in text
-    printed, text = compare(cli, out, runs[::2])
+
+    # In one environment.
+    in_recall = [run for run, (_, env, _) in zip(runs, scores) if env == RECALL]
+    printed, text = compare(cli, out, in_recall)
     assert "A single run of a variant has no interval" in text
     assert "60.00  " in printed
     assert "[" not in printed, "no interval"
@@ -296,52 +348,63 @@ def test_environments_without_a_common_scale_are_compared_alone(
     lacking: str, make_run: MakeRun, tmp_path: Path, cli: Commands
 ) -> None:
     """Also if a variant has no run in one of them: nothing that was trained is thrown away."""
-    out, here, there = tmp_path / "out", "gym:CartPole-v1", "gym:Taxi-v4"
-    if lacking == "a run":
-        here, there = RECALL, LONGER
-    scores = [("gru", here, 60.0), ("lstm", here, 50.0), ("gru", there, -20.0), ("lstm", there, -10.0)]
-    runs = [make_run(f"{index}", core, 0, [50.0], score, env=env) for index, (core, env, score) in enumerate(scores)]
+    out = tmp_path / "out"
     if lacking == "scores":
-        for run, (*_, score) in zip(runs, scores):
+        here = "gym:CartPole-v1"
+        there = "gym:Taxi-v4"
+    else:
+        here = RECALL
+        there = LONGER
+    scores = [("gru", here, 60.0), ("lstm", here, 50.0), ("gru", there, -20.0), ("lstm", there, -10.0)]
+    runs = make_runs_in(make_run, scores)
+    if lacking == "scores":
+        for run, (_, _, score) in zip(runs, scores):
             (run / "evaluation.json").write_text(json.dumps({"return": {"mean": score}}))
         why = "Each environment is compared by itself: mixed environments: expected human or oracle scores of all"
     else:
         runs.pop()
         why = f"mixed environments: expected every variant on each of {here}, {there}, got no run of lstm on {there}."
+
+    # The page and the terminal say why there is a comparison for each environment.
     printed, text = compare(cli, out, runs)
     assert why in html.unescape(text)
     assert why in " ".join(printed.split())
     assert printed.count("interquartile mean") == 2
+
+    # Each has a page and tables of its own.
     pages = [page["link"] for page in embedded(out / "report.html")["pages"]]
     first, second = (embedded(out / page) for page in pages)
-    assert [(page["title"], len(page["scores"])) for page in (first, second)] == [(here, 2), (there, len(runs) - 2)]
+    assert (first["title"], len(first["scores"])) == (here, 2)
+    assert (second["title"], len(second["scores"])) == (there, len(runs) - 2)
     assert f"<b>{first['answer']}</b> {first['evidence']}" in html.unescape(text)
     assert "gru has the highest interquartile mean, 60.00" in first["evidence"]
     assert second["scores"][0]["value"] == -20
-    for number, (page, env) in enumerate(zip((first, second), (here, there)), 1):
+    for number, link, page, env in ((1, pages[0], first, here), (2, pages[1], second, there)):
         folder = out / page["tables"]
-        assert folder.name.startswith(f"{number}-{env[:3]}")
+        library, _, _ = env.partition(":")
+        assert folder.name.startswith(f"{number}-{library}")
         assert {row["environment"] for row in table(folder / "runs.csv")} == {env}
-        assert (out / pages[number - 1]).read_text().count(page["tables"]) > 1
+        assert (out / link).read_text().count(page["tables"]) > 1
 
 
 def test_two_runs_of_each_in_every_environment_have_intervals(make_run: MakeRun, tmp_path: Path, cli: Commands) -> None:
-    scores = [("gru", 90.0), ("lstm", 10.0)]
-    grid = [(core, env, seed, score + seed) for core, score in scores for env in (RECALL, LONGER) for seed in (0, 1)]
-    runs = [make_run(f"{env}{final}", core, seed, [50.0], final, env=env) for core, env, seed, final in grid]
+    runs = []
+    for core, score in (("gru", 90.0), ("lstm", 10.0)):
+        for env in (RECALL, LONGER):
+            for seed in (0, 1):
+                runs.append(make_run(f"{core}{env}{seed}", core, seed, [50.0], score + seed, env=env))
+
     _, text = compare(cli, tmp_path / "out", runs)
     assert "With as few as 2 runs of a variant in an environment, that is weak evidence" in text
     assert "That gru is better is confirmed, as far as so few runs can" in text
+
     _, text = compare(cli, tmp_path / "out", runs[:-1])
     assert "more runs in one environment than in another" in text
 
 
 def verdict_of(make_run: MakeRun, scores: dict[str, list[float]]) -> tuple[str, dict[str, Any]]:
     """What the page says of final scores by core, and of the next best variant."""
-    runs = [
-        make_run(f"{core}{seed}", core, seed, [1.0], of[seed]) for core, of in scores.items() for seed in range(len(of))
-    ]
-    comparison = Comparison([read_run(run) for run in runs])
+    comparison = Comparison([read_run(run) for run in make_runs(make_run, scores)])
     return f"{answer(comparison)} {evidence(comparison)}", next_best(comparison)
 
 
@@ -349,25 +412,34 @@ def verdict_of(make_run: MakeRun, scores: dict[str, list[float]]) -> tuple[str, 
 def test_a_variant_is_better_if_all_of_its_interval_is_above_50_percent(others: range, make_run: MakeRun) -> None:
     """60 to 100 against 0 to 40, and against 40 to 80, of which it wins 78 % of the pairs."""
     ours = [60.0, 70.0, 80.0, 90.0, 100.0]
-    said, second = verdict_of(make_run, {"gru": ours, "lstm": [float(score) for score in others]})
-    pairs = [(a > b) + (a == b) / 2 for a in ours for b in others]
-    assert second["p"].startswith(f"{100 * np.mean(pairs):.0f} %")
-    assert np.mean(pairs) > 0.75
-    assert second["confirmed"] == (others[0] == 0)
-    assert said.startswith("gru is better than lstm. gru has the highest") == (others[0] == 0)
-    assert said.startswith("No difference is confirmed. gru has the highest") == (others[0] > 0)
-    needed = f"If a run of gru is better than one of lstm in {100 * np.mean(pairs):.0f} % of cases, as here, about"
-    assert (f"{needed} 13 runs of each are needed to confirm it." in said) == (others[0] > 0)
+    theirs = [float(score) for score in others]
+    said, second = verdict_of(make_run, {"gru": ours, "lstm": theirs})
+
+    wins = np.mean([(a > b) + (a == b) / 2 for a in ours for b in theirs])
+    assert wins > 0.75
+    assert second["p"].startswith(f"{100 * wins:.0f} %")
+
+    is_confirmed = max(theirs) < min(ours)
+    assert second["confirmed"] == is_confirmed
+    assert said.startswith("gru is better than lstm. gru has the highest") == is_confirmed
+    assert said.startswith("No difference is confirmed. gru has the highest") == (not is_confirmed)
+    needed = f"If a run of gru is better than one of lstm in {100 * wins:.0f} % of cases, as here, about"
+    assert (f"{needed} 13 runs of each are needed to confirm it." in said) == (not is_confirmed)
 
 
 @pytest.mark.parametrize(("runs", "chance"), [(3, "0.1"), (4, "0.029")])
 def test_all_runs_may_be_better_by_chance(runs: int, chance: str, make_run: MakeRun) -> None:
     """Three against three are ordered so in one of ten cases, four against four in one of 35."""
-    scores = [float(index) for index in range(2 * runs)]
-    said, second = verdict_of(make_run, {"gru": scores[runs:], "lstm": scores[:runs]})
-    assert (second["p"], second["chance"], second["confirmed"]) == ("100 %", chance, runs == 4)
-    assert said.startswith("gru is better than lstm." if runs == 4 else "No difference is confirmed.")
-    assert ("with a probability of 0.1: train at least 5 seeds of each" in said) == (runs == 3)
+    worse = [float(index) for index in range(runs)]
+    better = [runs + score for score in worse]
+    said, second = verdict_of(make_run, {"gru": better, "lstm": worse})
+    assert (second["p"], second["chance"]) == ("100 %", chance)
+
+    is_confirmed = runs == 4
+    assert second["confirmed"] == is_confirmed
+    assert said.startswith("gru is better than lstm.") == is_confirmed
+    assert said.startswith("No difference is confirmed.") == (not is_confirmed)
+    assert ("with a probability of 0.1: train at least 5 seeds of each" in said) == (not is_confirmed)
 
 
 def test_others_than_the_best_may_be_confirmed(make_run: MakeRun) -> None:
@@ -379,11 +451,14 @@ def test_others_than_the_best_may_be_confirmed(make_run: MakeRun) -> None:
 def test_only_confirmed_differences_are_coloured(make_run: MakeRun, tmp_path: Path, cli: Commands) -> None:
     """The interval of 60 to 100 against 59 to 99 is nearly all of 0 to 100 %."""
     scores = {"gru": [60.0, 70.0, 80.0, 90.0, 100.0], "lstm": [59.0, 69.0, 79.0, 89.0, 99.0], "memoryless": [5.0] * 5}
-    runs = [make_run(f"{core}{seed}", core, seed, [1.0], of[seed]) for core, of in scores.items() for seed in range(5)]
-    compare(cli, tmp_path / "out", runs)
+    compare(cli, tmp_path / "out", make_runs(make_run, scores))
+
+    # A row is the name of a variant and a cell for each other; that of the variant itself is no dictionary.
     rows = embedded(tmp_path / "out" / "report.html")["improvements"]["rows"]
-    shaded = [[isinstance(cell, dict) and "shade" in cell for cell in row[1:]] for row in rows]
-    assert shaded == [[False, False, True], [False, False, True], [True, True, False]]
+    coloured = []
+    for _, *cells in rows:
+        coloured.append([isinstance(cell, dict) and "shade" in cell for cell in cells])
+    assert coloured == [[False, False, True], [False, False, True], [True, True, False]]
     assert rows[0][2]["small"] == "[8, 100]"
 
 
@@ -406,42 +481,51 @@ def test_the_interval_of_up_to_four_runs_is_called_their_range(runs: int, bracke
 def test_curves_are_of_the_last_stage_alone(make_run: MakeRun) -> None:
     """An earlier stage's scores are of another environment; nothing of them reaches the threshold."""
     path = make_run("staged", "lstm", 0, [90.0, 95.0, 10.0, 80.0, 85.0], 85.0, stages=[f"{LONGER} until frames 200"])
-    rows = [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
-    for row, stage in zip(rows, (1, 1, 2, 2, 2)):
-        row["stage"] = stage
-    (path / "metrics.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    metrics = path / "metrics.jsonl"
+    rows = [json.loads(line) for line in metrics.read_text().splitlines()]
+    for row in rows:
+        row["stage"] = 1 if row["learner/frames"] <= 200 else 2
+    write_rows(metrics, rows)
+
     run = read_run(path)
-    x, scores = run.curve(KIND["launch"].scales[1])
-    assert (x.tolist(), scores.tolist()) == ([300, 400, 500], [10, 80, 85])
-    assert run.reached(75.0, KIND["launch"].scales[1]) == 400
-    assert run.reached(85.1, KIND["launch"].scales[1]) is None
+    _, oracle_normalised, *_ = KIND["launch"].scales
+    x, scores = run.curve(oracle_normalised)
+    assert x.tolist() == [300, 400, 500]
+    assert scores.tolist() == [10, 80, 85]
+    assert run.reached(75.0, oracle_normalised) == 400
+    assert run.reached(85.1, oracle_normalised) is None
 
 
 @pytest.mark.parametrize("worse", [20.0, 58.0])
 def test_reach_is_beside_the_delays_of_a_level(worse: float, make_run: MakeRun, tmp_path: Path, cli: Commands) -> None:
     """It may explain a difference that is confirmed, and nothing else."""
-    cells, together = {}, list[Path]()
-    for env in (RECALL, "rooms:small-recall-long"):
-        runs = [
-            make_run(f"{env}{core}{seed}", core, seed, [50.0], final + seed, env=env)
-            for core, final in (("compressive", 60.0), ("transformer-xl", worse))
-            for seed in range(5)
-        ]
-        together += runs
-        _, text = compare(cli, tmp_path / env, runs)
+    level = "rooms:small-recall-long"
+    is_confirmed = worse == 20.0
+    runs: dict[str, list[Path]] = {RECALL: [], level: []}
+    for env, those in runs.items():
+        for core, final in (("compressive", 60.0), ("transformer-xl", worse)):
+            for seed in range(5):
+                those.append(make_run(f"{env}{core}{seed}", core, seed, [50.0], final + seed, env=env))
+
+    # Only the level has known delays; of these a core reaches some.
+    for env, delays, expected in (
+        (RECALL, [], [["72 steps"], ["24 steps"]]),
+        (level, [16, 32, 64, 128], [["72 steps", "3 of 4", "87.5 %", "-"], ["24 steps", "1 of 4", "62.5 %", "-"]]),
+    ):
+        _, text = compare(cli, tmp_path / env, runs[env])
         found = embedded(tmp_path / env / "report.html")["reach"]
-        cells[env] = [row[1:] for row in found["rows"]]
-        assert ("<h2>Why</h2>" in text) == (worse == 20)
-        if worse == 20:
-            delays = [] if env == RECALL else [16, 32, 64, 128]
-            assert ("cannot tell" in text, found["delays"]) == (env == RECALL, delays)
         assert found["says"] == "", "nothing was measured"
-    beyond = [["3 of 4", "87.5 %", "-"], ["1 of 4", "62.5 %", "-"]]
-    expected = [[["72 steps"], ["24 steps"]], [["72 steps", *beyond[0]], ["24 steps", *beyond[1]]]]
-    assert list(cells.values()) == (expected if worse == 20 else [[], []])
+        assert ("<h2>Why</h2>" in text) == is_confirmed
+        cells = [row for _, *row in found["rows"]]
+        if is_confirmed:
+            assert cells == expected
+            assert found["delays"] == delays
+            assert ("cannot tell" in text) == (env == RECALL)
+        else:
+            assert cells == []
 
     # What is measured on both together is not what the delays of one predict.
-    compare(cli, tmp_path / "both", together)
+    compare(cli, tmp_path / "both", [*runs[RECALL], *runs[level]])
     assert embedded(tmp_path / "both" / "report.html")["reach"]["delays"] == []
 
 
@@ -452,8 +536,7 @@ def test_a_recurrent_memory_has_no_bound() -> None:
 
 def test_a_single_runs_score_has_the_digits_of_its_episodes(make_run: MakeRun) -> None:
     path = make_run("a", "gru", 0, [1.0], 66.2)
-    summary = json.loads((path / "evaluation.json").read_text())
-    (path / "evaluation.json").write_text(json.dumps(summary | {"oracle_normalised_interval": [12.1, 98.3]}))
+    add_to_evaluation(path, oracle_normalised_interval=[12.1, 98.3])
     comparison = Comparison([read_run(path)])
     assert score_texts(comparison, comparison.best) == ("66", "")
 
@@ -482,11 +565,9 @@ def test_a_run_under_two_names_is_refused(make_run: MakeRun, tmp_path: Path, cli
 
 
 def test_reasons_to_trust_numbers_less_are_stated(make_run: MakeRun, tmp_path: Path, cli: Commands) -> None:
-    runs = [make_run(f"{curve}", "lstm", 5, [curve], 3.0) for curve in (1.0, 2.0)]
+    runs = [make_run(f"{score}", "lstm", 5, [score], 3.0) for score in (1.0, 2.0)]
     for run in runs:
-        summary = json.loads((run / "evaluation.json").read_text())
-        parts = [{"environment": "a", "oracle_normalised": 3.0}, {"environment": "b"}]
-        (run / "evaluation.json").write_text(json.dumps(summary | {"tasks": parts}))
+        add_to_evaluation(run, tasks=[{"environment": "a", "oracle_normalised": 3.0}, {"environment": "b"}])
     for text in compare(cli, tmp_path / "out", runs):
         assert "Runs of lstm have the same seed" in text
         assert "over those tasks alone that have such a scale" in text
@@ -494,13 +575,22 @@ def test_reasons_to_trust_numbers_less_are_stated(make_run: MakeRun, tmp_path: P
 
 def test_runs_that_are_not_finished_or_damaged_are_named(make_run: MakeRun, tmp_path: Path, cli: Commands) -> None:
     run = make_run("my [red] run", "lstm", 0, [1.0, 2.0, 3.0], 3.0)
-    compared, again = ["compare", "--from", run], f"resume with: compressive launch --resume '{run}'"
-    rows = (run / "metrics.jsonl").read_text().splitlines(keepends=True)
-    (run / "metrics.jsonl").write_text(rows[0] + rows[1][:30] + '\n{"step": 3}\n' + rows[2])
+    compared = ["compare", "--from", run]
+    again = f"resume with: compressive launch --resume '{run}'"
+
+    # Damaged rows of metrics are left out.
+    first, second, third = (run / "metrics.jsonl").read_text().splitlines(keepends=True)
+    torn = f"{second[:30]}\n"
+    (run / "metrics.jsonl").write_text(first + torn + '{"step": 3}\n' + third)
     compare(cli, tmp_path / "out", [run])
     assert [row["frames"] for row in table(tmp_path / "out" / "report" / "curves.csv")] == ["100.0", "300.0"]
+
+    # An evaluation that is damaged or missing.
     for text in (
-        *("{", "[]", '{"return": {"mean": NaN}}', '{"return": {"mean": "3"}}'),
+        "{",
+        "[]",
+        '{"return": {"mean": NaN}}',
+        '{"return": {"mean": "3"}}',
         '{"return": {"mean": 3}, "oracle_normalised": null}',
         '{"return": {"mean": 3}, "correct_choices": 1}',
     ):
@@ -508,6 +598,8 @@ def test_runs_that_are_not_finished_or_damaged_are_named(make_run: MakeRun, tmp_
         cli.refuse(*compared, words=["evaluation.json", again])
     (run / "evaluation.json").unlink()
     cli.refuse(*compared, words=again)
+
+    # No frames at all.
     (run / "metrics.jsonl").write_text('{"step": 1}\n{"step": 2, "learner/frames"')
     cli.refuse(*compared, words=f"got 0 of 300 frames; {again}")
 
@@ -518,6 +610,8 @@ def test_a_report_never_replaces_that_of_a_run(make_run: MakeRun, tmp_path: Path
     compared = ["compare", "--from", run, "--folder"]
     cli.refuse(*compared, run, words=f"{run} holds a run")
     cli.refuse(*compared, tmp_path / "file" / "out", words="Not a directory")
+
+    # The name of the folder is printed unchanged, and quoted in a command.
     out = tmp_path / "my [bold]report[/bold] :bug:"
     printed, text = compare(cli, out, [run])
     assert f"report  {out / 'report.html'}" in printed
@@ -526,18 +620,20 @@ def test_a_report_never_replaces_that_of_a_run(make_run: MakeRun, tmp_path: Path
 
 @pytest.mark.parametrize("width", [40, 80, 200])
 def test_names_of_variants_are_whole_at_any_width(width: int) -> None:
-    """Numbers come below them, or are left out; then it is said which."""
+    """Numbers come below them, or are left out, and then a line names their columns."""
     console = Console(file=io.StringIO(), width=width)
     head = ["variant", "runs", "interquartile mean", "correct choices", "reached 75 %", "frames/s"]
     names = ["compressive (rate 4, compression convolution)", "lstm"]
     numbers = ["5", "83.1 %  [70.1, 92.3]", "93.1 %  [90.0, 95.0]", "1.2M", "12.3k"]
     print_table(console, head, [[name, *numbers] for name in names], 1, "final score")
     lines = console.file.getvalue().splitlines()
+
     for name in names:
         (line,) = [line for line in lines if name in line]
         is_alone = line == name
         assert is_alone == (width < 200)
     assert all(len(line.rstrip()) <= width for line in lines if "(" not in line and "not shown" not in line)
+
     missing = [line for line in lines if line.startswith("not shown")]
     if width == 40:
         assert missing == ["not shown, because the terminal is narrow: reached 75 %, frames/s"]
@@ -561,8 +657,12 @@ def test_cores_with_states_of_equal_bytes() -> None:
 
 
 def test_agents_of_a_sweep_are_filmed_only_if_that_is_asked_for() -> None:
-    words = {(): 0, ("--video-episodes", "3"): 3, ("--video-episodes=1",): 1}
-    for options, expected in words.items():
+    cases: list[tuple[tuple[str, ...], int]] = [
+        ((), 0),
+        (("--video-episodes", "3"), 3),
+        (("--video-episodes=1",), 1),
+    ]
+    for options, expected in cases:
         trials = _plan(CompareOptions(cores=("gru", "lstm"), seeds=(0,)), options)
         assert {trial.video_episodes for trial in trials.values()} == {expected}
         (films,) = _films(trials).values()
@@ -571,29 +671,41 @@ def test_agents_of_a_sweep_are_filmed_only_if_that_is_asked_for() -> None:
 
 def test_the_time_left_of_a_sweep_is_that_of_whole_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     """Four runs, two at a time: each starts for 20 s, trains for 100 s and is evaluated for 10 s."""
+    starts, trains, evaluates = 20, 100, 10
+    whole_run = starts + trains + evaluates
+    row_seconds = 5  # from a row of metrics to the next one
+
     clock = SimpleNamespace(now=0.0)
     clock.monotonic = lambda: clock.now
     for module in ("progress", "sweep_progress"):
         monkeypatch.setattr(f"training.{module}.time", clock)
+
     estimate = Estimate(dict.fromkeys("abcd", 1000.0))
     estimates = {}
-    for second in range(260):
+    for second in range(2 * whole_run):
         clock.now = float(second)
-        running = set("ab") if second < 130 else set("cd")
-        if second == 130:
+        if second < whole_run:
+            running = {"a", "b"}
+            waiting = "cd"
+        else:
+            running = {"c", "d"}
+            waiting = ""
+        if second == whole_run:
             estimate.finish("a")
             estimate.finish("b")
+        trained = max(0, second % whole_run - starts)
+        measured = trained // row_seconds * row_seconds
         for name in running:
-            # A row of metrics every 5 seconds.
-            trained = max(0, second % 130 - 20) // 5 * 5
-            estimate.mark(name, trained / 100)
-        estimates[second] = estimate.seconds(running, "cd" if second < 130 else "")
-    assert all(math.isinf(estimates[second]) for second in range(30))
+            estimate.mark(name, measured / trains)
+        estimates[second] = estimate.seconds(running, waiting)
+
+    assert all(math.isinf(estimates[second]) for second in range(30)), "nothing is known yet"
     for second in range(60, 120):
-        assert estimates[second] == pytest.approx(240 - second, abs=10), "without the evaluation, which none has had"
-    for second in range(130, 260):
-        assert estimates[second] == pytest.approx(260 - second)
-    clock.now = 270.0
+        left = 2 * (starts + trains) - second  # without the evaluation: there was none so far
+        assert estimates[second] == pytest.approx(left, abs=10)
+    for second in range(whole_run, 2 * whole_run):
+        assert estimates[second] == pytest.approx(2 * whole_run - second)
+    clock.now = 2 * whole_run + 10.0
     assert math.isinf(estimate.seconds(set("cd"), "")), "it takes longer than the others did"
 
 
@@ -610,19 +722,14 @@ def test_a_trial_with_a_damaged_evaluation_is_not_finished(make_run: MakeRun) ->
 
 
 def make_sequence_run(run: Path, config: Any, losses: list[float], summary: Any, digest: str = "a") -> Path:
-    """The folder of a finished run of sequences; losses are two steps apart."""
-    steps = 2 * len(losses)
-    config = dataclasses.replace(config, learner=dataclasses.replace(config.learner, steps=steps))
-    rows = (
-        {
-            "step": step,
-            "speed/tokens_per_second": 9.0,
-            "valid/nll": loss,
-            "valid/bits_per_byte": loss,
-            "valid/bits_per_dim": loss,
-        }
-        for step, loss in zip(range(2, steps + 1, 2), losses)
-    )
+    """The folder of a finished run of sequences. Losses are two steps apart and the same in the unit of any kind."""
+    rows = []
+    for index, loss in enumerate(losses):
+        measured = dict.fromkeys(("valid/nll", "valid/bits_per_byte", "valid/bits_per_dim"), loss)
+        rows.append({"step": 2 * (index + 1), "speed/tokens_per_second": 9.0} | measured)
+    learner = dataclasses.replace(config.learner, steps=2 * len(losses))
+    config = dataclasses.replace(config, learner=learner)
+
     write_run(run, to_plain(config), rows, summary)
     for record in ("corpus.json", "tokenizer.json"):
         (run / record).write_text(json.dumps({"name": "voices", "digest": digest}))
@@ -639,17 +746,16 @@ MEASURES = {
 
 @pytest.mark.parametrize("kind", MEASURES)
 def test_runs_of_sequences_are_compared_by_their_loss(kind: str, tmp_path: Path, cli: Commands) -> None:
-    (name, extra, references), out, options = MEASURES[kind], tmp_path / "out", ["--threshold", 1.5]
-    runs = [
-        make_sequence_run(
-            tmp_path / f"{core}{seed}",
-            dataclasses.replace(PRESETS[kind]("cpu", core), seed=seed),
-            [loss + 1, loss],
-            {name: loss} | extra,
-        )
-        for core, seed, loss in [("lstm", 0, 2.0), ("lstm", 1, 2.2), ("compressive", 0, 1.0), ("compressive", 1, 1.2)]
-    ]
-    printed, _ = compare(cli, out, runs, *options)
+    measure, others, references = MEASURES[kind]
+    out = tmp_path / "out"
+    runs = []
+    for core, seed, loss in [("lstm", 0, 2.0), ("lstm", 1, 2.2), ("compressive", 0, 1.0), ("compressive", 1, 1.2)]:
+        config = dataclasses.replace(PRESETS[kind]("cpu", core), seed=seed)
+        summary = {measure: loss} | others
+        runs.append(make_sequence_run(tmp_path / f"{core}{seed}", config, [loss + 1, loss], summary))
+
+    # The lowest loss is the best.
+    printed, _ = compare(cli, out, runs, "--threshold", 1.5)
     page = embedded(out / "report.html")
     assert "1.10  [1.00, 1.20]" in printed
     assert page["evidence"].startswith("compressive has the lowest interquartile mean, 1.10 (its runs: 1.00 to 1.20).")
@@ -661,10 +767,14 @@ def test_runs_of_sequences_are_compared_by_their_loss(kind: str, tmp_path: Path,
     assert all(line in printed for line in references)
     assert {line["name"]: line["value"] for line in page["lines"]} == references | {"threshold": 1.5}
 
+    # The evaluation of another kind of run.
     (runs[0] / "evaluation.json").write_text('{"return": {"mean": 3.0}}')
-    cli.refuse("compare", "--from", *runs, words=f"expected {'word_perplexity' if kind == 'text' else name} in it")
-    other = PRESETS[kind]("cpu", "lstm")
-    another = make_sequence_run(tmp_path / "other", other, [2.0], {name: 2.0} | extra, digest="b")
+    expected = "word_perplexity" if kind == "text" else measure
+    cli.refuse("compare", "--from", *runs, words=f"expected {expected} in it")
+
+    # Another corpus.
+    config = PRESETS[kind]("cpu", "lstm")
+    another = make_sequence_run(tmp_path / "other", config, [2.0], {measure: 2.0} | others, digest="b")
     cli.refuse("compare", "--from", *runs[1:], another, words="mixed corpora: expected runs on the same data")
 
 
