@@ -46,25 +46,36 @@ def page(finished: tuple[Path, str]) -> Path:
 def test_the_page_of_a_run_holds_the_episode_as_it_was_played(page: Path, recording: Recording) -> None:
     data = embedded(page)
     assert page.stat().st_size < 2_000_000
-    chances = unpacked(data["episodes"][0]["probabilities"], "u1").reshape(-1, len(data["actions"])) / 255.0
-    np.testing.assert_allclose(chances, recording.probabilities, atol=0.002)
-    counts = [recording.choices.tolist().count(choice) for choice in (1, -1)]
-    assert counts == [recording.episode.metrics[name] for name in ("correct_choices", "wrong_choices")]
+
+    # The level: its actions, rooms and rule.
     assert data["actions"][0] == "forward"
     assert data["plan"]["rooms"][0] == "room of the example"
     assert "The object that differs from the example gives +10" in data["rule"]
+
+    # Pictures: frames, and what the agent drew of them.
     (episode,) = data["episodes"]
     np.testing.assert_array_equal(shown_frames(data, episode), recording.observations)
     drawn = unpacked(episode["drawn"], "u1").reshape(len(recording.actions), *data["drawn"])
     np.testing.assert_array_equal(drawn, recording.reconstructions)
+
+    # Numbers of each step.
     assert episode["actions"] == recording.actions.tolist()
-    assert episode["score"] == recording.episode.score
-    for name in ("values", "rewards"):
-        np.testing.assert_allclose(episode[name], getattr(recording, name), rtol=1e-3, atol=1e-6)
+    chances = unpacked(episode["probabilities"], "u1").reshape(-1, len(data["actions"])) / 255.0
+    np.testing.assert_allclose(chances, recording.probabilities, atol=0.002)
+    np.testing.assert_allclose(episode["values"], recording.values, rtol=1e-3, atol=1e-6)
+    np.testing.assert_allclose(episode["rewards"], recording.rewards, rtol=1e-3, atol=1e-6)
     np.testing.assert_allclose(episode["scores"], recording.returns, atol=1e-3)
     np.testing.assert_allclose(episode["poses"], recording.poses, rtol=1e-3, atol=1e-6)
+    assert episode["score"] == recording.episode.score
+    choices = recording.choices.tolist()
+    assert choices.count(1) == recording.episode.metrics["correct_choices"]
+    assert choices.count(-1) == recording.episode.metrics["wrong_choices"]
+
+    # What is near the player at each step: words and a place.
     for shown, known in zip(episode["situations"], recording.situations, strict=True):
         assert shown == {name: [words, *map(pytest.approx, place)] for name, (words, *place) in known.items()}
+
+    # Attention: the square root of each weight is a byte.
     assert len(episode["layers"]) == len(recording.attention) == 2
     for layer, played in zip(episode["layers"], recording.attention):
         assert tuple(layer["sizes"]) == played.sizes
@@ -76,31 +87,49 @@ def test_the_page_of_a_run_holds_the_episode_as_it_was_played(page: Path, record
 
 def test_routed_slots_have_a_cluster(routed: tuple[Path, Recording]) -> None:
     """Rings come group by group and cluster by cluster; a head reads one ring of its group, oldest step first."""
+    groups, clusters, window = 2, 3, 4
+    rings = groups * clusters
+    slots = rings * window
+
     page, played = routed
-    data, rings = embedded(page), {"groups": 2, "clusters": 3, "window": 4}
-    layer, plain = data["episodes"][0]["layers"]
-    assert (layer["rings"], plain["rings"]) == (rings, None)
-    weights = unpacked(layer["weights"], "u1").reshape(len(played.actions), 2, -1)[:, :, :24].reshape(-1, 2, 6, 4)
-    steps = unpacked(layer["steps"], "<i4").reshape(len(played.actions), -1, 2)[:, :24, 0].reshape(-1, 6, 4)
-    assert (steps[-1] >= 0).any(axis=1).sum() > 2
-    read = (weights > 0).any(axis=3)
-    for head in (0, 1):
-        assert read[:, head].any()
-        assert (read[:, head].sum(axis=1) <= 1).all()
-        assert not read[:, head, 3 * (1 - head) : 3 * (1 - head) + 3].any()
-    for ring in steps.reshape(-1, 4):
+    routed_layer, plain_layer = embedded(page)["episodes"][0]["layers"]
+    assert routed_layer["rings"] == {"groups": groups, "clusters": clusters, "window": window}
+    assert plain_layer["rings"] is None
+
+    # The routed slots come first. Each of two heads has a group of its own; a slot has a first and a last step.
+    heads = groups
+    length = len(played.actions)
+    weights = unpacked(routed_layer["weights"], "u1").reshape(length, heads, -1)
+    weights = weights[:, :, :slots].reshape(length, heads, groups, clusters, window)
+    steps = unpacked(routed_layer["steps"], "<i4").reshape(length, -1, 2)
+    first_steps = steps[:, :slots, 0].reshape(length, rings, window)
+    filled_at_the_end = (first_steps[-1] >= 0).any(axis=1)
+    assert filled_at_the_end.sum() > 2
+
+    is_read = (weights > 0).any(axis=-1)
+    for head in range(heads):
+        other = 1 - head
+        assert is_read[:, head].any()
+        assert (is_read[:, head].sum(axis=(1, 2)) <= 1).all()
+        assert not is_read[:, head, other].any()
+    for ring in first_steps.reshape(-1, window):
         held = ring[ring >= 0]
         assert (np.diff(held) > 0).all()
 
 
 def test_what_does_not_fit_is_left_out_and_said(recording: Recording) -> None:
+    rest = 100_000  # characters of a page beside its episodes
     whole = page_data([recording], "a", "compressive")
     assert whole["note"] == ""
     size = len(json.dumps(whole["episodes"]))
-    two = page_data([recording, recording], "a", "compressive", limit=int(1.5 * size) + 100_000)
+
+    # Room for one and a half episodes.
+    two = page_data([recording, recording], "a", "compressive", limit=int(1.5 * size) + rest)
     assert len(two["episodes"]) == 1
     assert "the first 1 of 2 episodes" in two["note"]
-    part = page_data([recording], "a", "compressive", limit=int(0.7 * size) + 100_000)
+
+    # Room for 70 % of one.
+    part = page_data([recording], "a", "compressive", limit=int(0.7 * size) + rest)
     assert len(part["episodes"][0]["actions"]) == 90
     assert "the first 90 of 180 steps" in part["note"]
     assert len(json.dumps(part["episodes"])) <= 0.7 * size
@@ -110,12 +139,14 @@ def test_visualize_writes_a_video_and_a_page(page: Path, tmp_path: Path, cli: Co
     printed = cli.run("visualize", page.parents[1], "--episodes=1", "--seed=4", "--greedy", "--output", tmp_path)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["episodes.html", "episodes.mp4"]
     assert all(str(path) in printed for path in tmp_path.iterdir())
-    played = [embedded(path)["episodes"][0]["actions"] for path in (page, tmp_path / "episodes.html")]
-    assert played[0] != played[1]
+
+    # Another seed is another episode than that of the run's own page.
+    filmed, played = (embedded(path)["episodes"][0] for path in (page, tmp_path / "episodes.html"))
+    assert filmed["actions"] != played["actions"]
 
 
 def test_agents_side_by_side(copied: Copied, tmp_path: Path, cli: Commands) -> None:
-    """Episodes begin alike, whatever the seeds of the runs; with the same weights they also go on alike."""
+    """Episodes begin alike, whatever the seeds of the runs; with the same weights all of their steps are alike."""
     short = "rooms:small,episode_frames=100"
     runs = [copied("a b", env=short), copied("a?b", env=short, seed=77)]
     cli.run("visualize", *runs, "--output", tmp_path / "both", "--seed=3")
@@ -125,6 +156,8 @@ def test_agents_side_by_side(copied: Copied, tmp_path: Path, cli: Commands) -> N
     assert len(one) == 2
     assert [each["actions"] for each in one] == [each["actions"] for each in two]
     assert one[0]["actions"] != one[1]["actions"]
+
+    # Runs that cannot be side by side.
     cli.refuse("visualize", *runs, words="output: expected a folder")
     other = copied("c", env="rooms:small")
     words = f"expected runs in one environment, got rooms:small and {short}"
@@ -146,6 +179,7 @@ def test_the_report_of_the_run_in_the_current_folder(
     copied: Copied, cli: Commands, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A stopped run without checkpoints, evaluation and films; then without metrics."""
+    # Damages the run.
     run = copied("my [red] run")
     for path in [run / "evaluation.json", *run.glob("videos/*")]:
         path.unlink()
@@ -155,21 +189,29 @@ def test_the_report_of_the_run_in_the_current_folder(
         metrics.write('{"step": 1')
     config = json.loads((run / "config.json").read_text())
     (run / "config.json").write_text(json.dumps(config | {"frames": config["frames"] * 4}))
+
     monkeypatch.chdir(run)
     assert cli.run("report", ".").endswith("resume with: compressive launch --resume . --local\n")
+
+    # The page says what is missing and why.
     data = embedded(run / "report.html")
     assert data["facts"]["state"] == "stopped"
     assert "Nothing could be played: my [red] run has no checkpoint" in data["buckets"]["why"]
     assert "weights.safetensors has 4 bytes" in data["buckets"]["why"]
     assert str(run.parent) not in (run / "report.html").read_text()
     assert (data["evaluation"], data["media"]) == ({}, {"pages": []})
+
+    # Its main number is one of training.
     number, *_ = data["headline"]["numbers"]
     assert (data["headline"]["source"], number["name"]) == ("training", "training return")
     assert number["note"] == "mean over the latest training episodes, at most 200"
     assert data["headline"]["command"] == "compressive evaluate 'my [red] run'"
-    assert next(chart for chart in data["charts"] if chart["title"] == "return")["score"] is None
-    assert len(data["charts"]) > 5
+    charts = {chart["title"]: chart for chart in data["charts"]}
+    assert charts["return"]["score"] is None
+    assert len(charts) > 5
     cli.refuse("visualize", run, words="no checkpoint that can be read")
+
+    # Without metrics.
     (run / "metrics.jsonl").unlink()
     cli.run("report", run, "--episodes=0")
     data = embedded(run / "report.html")
@@ -183,7 +225,10 @@ def test_the_report_of_a_finished_run(copied: Copied, tmp_path: Path, cli: Comma
     data = embedded(run / "report.html")
     assert data["facts"]["state"] == "finished"
     assert data["changed"]["agent.torso_size"] == ["256", "16"]
+
+    # The headline has the numbers of the evaluation, the facts that of training.
     rows = read_metrics(run)
+    last = rows[-1]
     summary = json.loads((run / "evaluation.json").read_text())
     score, choices, relative = data["headline"]["numbers"]
     assert float(score["value"]) == pytest.approx(summary["return"]["mean"], rel=1e-3)
@@ -191,23 +236,36 @@ def test_the_report_of_a_finished_run(copied: Copied, tmp_path: Path, cli: Comma
     assert choices["value"] == f"{with_interval(*share)[0]} %", "with the digits that its interval allows"
     assert relative["name"] == "oracle-normalised score"
     assert (data["headline"]["source"], data["headline"]["command"]) == ("evaluation", "")
-    assert float(data["facts"]["return in training"]) == pytest.approx(rows[-1]["episode/return"], abs=0.06)
+    assert float(data["facts"]["return in training"]) == pytest.approx(last["episode/return"], abs=0.06)
     assert "return" not in data["facts"], "it would be unclear of what"
+    assert "return" in data["evaluation"]
+
+    # Charts.
     charts = {chart["title"]: chart["series"] for chart in data["charts"]}
     assert {"return", "correct choices", "losses", "attention", "throughput", "policy lag"} <= charts.keys()
     (returns,) = charts["return"]
     assert returns["name"] == "training: return"
     main = next(chart for chart in data["charts"] if chart["title"] == data["main"])
     assert main["score"] == {"name": "evaluation", "value": summary["return"]["mean"]}
-    assert returns["x"][-1] == rows[-1]["learner/frames"]
-    assert returns["y"][-1] == pytest.approx(rows[-1]["episode/return"], rel=1e-3)
-    expected = [np.mean([row[f"loss/compression/layer_{i}"] for row in rows[-3:]]) for i in (0, 1)]
+    assert returns["x"][-1] == last["learner/frames"]
+    assert returns["y"][-1] == pytest.approx(last["episode/return"], rel=1e-3)
+
+    # Memory: losses of compression, and the attention to each kind of slots.
+    latest = rows[-3:]
+    names = ["loss/compression/layer_0", "loss/compression/layer_1"]
+    expected = [np.mean([row[name] for row in latest]) for name in names]
     assert data["compressibility"] == pytest.approx(expected, rel=0.2)
     assert sum(bar["mean"] for bar in data["buckets"]["bars"]) == pytest.approx(1, abs=0.01)
     assert [bar["kind"] for bar in data["buckets"]["bars"]] == ["compressed"] * 6 + ["memory"] * 6 + ["segment"] * 6
-    assert "return" in data["evaluation"]
+
+    # The film and its page.
     assert data["media"]["video"]["source"].startswith("data:video/mp4;base64,")
     assert data["media"]["pages"] == [{"name": "final.html", "link": "videos/final.html"}]
+
+
+def test_links_between_pages_are_relative(copied: Copied, tmp_path: Path, cli: Commands) -> None:
+    run = copied("run #1 100%")
+    cli.run("report", run, "--episodes=0")
     cli.run("report", run, "--episodes=0", "--output", tmp_path / "page.html")
     (link,) = embedded(tmp_path / "page.html")["media"]["pages"]
     assert link["link"] == "run%20%231%20100%25/videos/final.html"
@@ -219,7 +277,7 @@ def test_the_report_of_a_finished_run(copied: Copied, tmp_path: Path, cli: Comma
 
 
 def test_runs_without_attention_or_images(tmp_path: Path, cli: Commands) -> None:
-    tiny = [option for option in TINY if "mlp" not in option]
+    tiny = [option for option in TINY if "mlp" not in option]  # a recurrent core has none
     for name, options in (
         ("lstm", ["--core=lstm", f"--frames={frames(1)}", "--video-episodes=1", "--env=rooms:small,episode_frames=40"]),
         ("maze", ["--core=gru", "--frames=32", "--video-episodes=1", "--env=diagnostic:tmaze,length=3"]),
@@ -227,11 +285,17 @@ def test_runs_without_attention_or_images(tmp_path: Path, cli: Commands) -> None
         cli.run("launch", "--local", "--run", tmp_path / name, *tiny, *options)
         cli.run("report", tmp_path / name, "--episodes=1")
         assert "has no attention" in embedded(tmp_path / name / "report.html")["buckets"]["why"]
+
+    # Images without attention.
     data = embedded(tmp_path / "lstm" / "videos" / "final.html")
     assert "core (lstm) has no attention" in data["without"]
     assert data["episodes"][0]["layers"] == []
+
+    # Vectors, which are shown as bars.
     data = embedded(tmp_path / "maze" / "videos" / "final.html")
-    assert (data["seen"][:10], data["drawn"], data["sheet"]["height"]) == ("The vector", None, BARS)
+    assert data["seen"].startswith("The vector")
+    assert data["drawn"] is None
+    assert data["sheet"]["height"] == BARS
     cli.run("evaluate", tmp_path / "maze", "--episodes=1", "--video", tmp_path / "a.mp4")
     assert (tmp_path / "a.mp4").stat().st_size > 1000
 
@@ -239,7 +303,8 @@ def test_runs_without_attention_or_images(tmp_path: Path, cli: Commands) -> None
 @pytest.mark.parametrize("kind", ["text", "speech", "images"])
 def test_references_are_drawn_in_the_chart_of_their_scale(kind: str) -> None:
     known = KIND[kind].references
-    ((title, lines),) = references(PRESETS[kind]("cpu", "lstm"), dict.fromkeys(known.values(), 3.0)).items()
+    summary = dict.fromkeys(known.values(), 3.0)
+    ((title, lines),) = references(PRESETS[kind]("cpu", "lstm"), summary).items()
     assert KIND[kind].scales[0].curve in CHARTS[title].metrics
     assert {line["name"]: line["value"] for line in lines} == dict.fromkeys(known, 3.0)
 
@@ -247,19 +312,28 @@ def test_references_are_drawn_in_the_chart_of_their_scale(kind: str) -> None:
 @pytest.mark.parametrize("kind", ["text", "speech", "images"])
 def test_a_sequence_model_is_first_described_by_its_main_number(kind: str) -> None:
     """Of the evaluation if there is one, else of the validation split during training, else the training loss."""
-    config, run, (scale, *_) = PRESETS[kind]("cpu", "lstm"), Run("folder/a b"), KIND[kind].scales
-    summary = {"step": 7, "split": "test", scale.final: 3.25, **dict.fromkeys(KIND[kind].references.values(), 4.5)}
+    config = PRESETS[kind]("cpu", "lstm")
+    run = Run("folder/a b")
+    scale, *_ = KIND[kind].scales
+
+    # The evaluation.
+    summary = {"step": 7, "split": "test", scale.final: 3.25}
+    summary |= dict.fromkeys(KIND[kind].references.values(), 4.5)
     found = headline(run, config, summary, [])
-    assert (found["numbers"][0]["name"], found["numbers"][0]["value"]) == (scale.text, "3.250")
-    assert all(f"{name} 4.500" in found["numbers"][0]["note"] for name in KIND[kind].references)
+    number, *_ = found["numbers"]
+    assert (number["name"], number["value"]) == (scale.text, "3.250")
+    assert all(f"{name} 4.500" in number["note"] for name in KIND[kind].references)
     assert found["about"] == "The test split of the data, after 7 steps of training."
 
+    # The validation split, which not every row has.
     row = {"step": 5, "loss/nll": 1.5}
     found = headline(run, config, {}, [row | {scale.curve: 2.75}, row | {"step": 6}])
     (number,) = found["numbers"]
     assert (number["name"], number["value"]) == (scale.text, "2.750")
     assert number["note"] == "in training, validation split at step 5"
     assert found["command"] == f"compressive {kind} evaluate 'a b'"
+
+    # The training loss.
     (number,) = headline(run, config, {}, [row])["numbers"]
     assert (number["name"], number["value"]) == ("training loss", "1.500")
 
@@ -278,10 +352,15 @@ def test_a_headline_has_three_numbers_and_names_the_others() -> None:
         "choices_per_episode": 6.0,
     }
     found = headline(Run("run"), config, summary, [])
-    assert [number["name"] for number in found["numbers"]] == ["return", "correct choices", "human-normalised score"]
-    assert found["numbers"][0]["note"] == "95 % interval 57.5 to 61.8"
-    assert found["numbers"][1]["note"] == "95 % interval 92.0 to 95.7 %; chance 50 %"
+    returned, choices, relative = found["numbers"]
+    assert (returned["name"], returned["note"]) == ("return", "95 % interval 57.5 to 61.8")
+    assert (choices["name"], choices["note"]) == ("correct choices", "95 % interval 92.0 to 95.7 %; chance 50 %")
+    assert relative["name"] == "human-normalised score"
     assert "Also: oracle-normalised score 77 % (95 % interval 75 to 80 %" in found["about"]
+
+
+def test_a_headline_says_that_all_episodes_are_equal() -> None:
+    config = PRESETS["launch"]("level", "lstm")
     same = {"environment": "gym:CartPole-v1", "episodes": 8, "return": {"mean": 500.0, "low": 500.0, "high": 500.0}}
     found = headline(Run("run"), config, same, [])
     (number,) = found["numbers"]
@@ -303,12 +382,20 @@ def test_a_resolved_setting_is_no_changed_one(finished: tuple[Path, str]) -> Non
 
 def test_buckets_are_sums_over_slots(recording: Recording) -> None:
     found = attention_by_bucket([recording])
-    full = np.all([(layer.steps[:, :32, 0] >= 0).all(axis=1) for layer in recording.attention], axis=0)
+
+    # Steps at which both kinds of memory, 16 slots each, are full.
+    memory_slots = 32
+    layers = recording.attention
+    is_full = np.all([(layer.steps[:, :memory_slots, 0] >= 0).all(axis=1) for layer in layers], axis=0)
     assert found["full"]
-    assert found["steps"] == full.sum() > 50
-    slots = np.mean([layer.weights[full] for layer in recording.attention], axis=(0, 1, 2))
-    parts = [part for kind in np.split(slots, 3) for part in np.array_split(kind, 6)]
-    assert [bar["mean"] for bar in found["bars"]] == pytest.approx([part.sum() for part in parts], rel=1e-3)
+    assert found["steps"] == is_full.sum() > 50
+
+    # Six buckets for each of three kinds of slots, mean over layers, steps and heads.
+    weights = np.mean([layer.weights[is_full] for layer in layers], axis=(0, 1, 2))
+    expected = []
+    for kind in np.split(weights, 3):
+        expected += [bucket.sum() for bucket in np.array_split(kind, 6)]
+    assert [bar["mean"] for bar in found["bars"]] == pytest.approx(expected, rel=1e-3)
     assert [bar["error"] for bar in found["bars"]] == [None] * 18, "one episode has no spread"
 
 
@@ -316,16 +403,23 @@ def test_tensorboard_has_the_attention_and_charts(finished: tuple[Path, str]) ->
     events = EventAccumulator(str(finished[0]), size_guidance={"images": 0, "tensors": 0})
     events.Reload()
     tags = events.Tags()
+
+    # Pictures of attention.
     assert set(tags["images"]) == {"attention/layer_0", "attention/layer_1"}
     (shades,) = events.Images("attention/layer_1")
     assert (shades.width, shades.height) == (360, 360)
+
+    # Charts of which each has a metric, but for a metric that runs of several tasks have.
     layout = layout_pb2.Layout()
-    layout.ParseFromString(events.Tensors("custom_scalars__config__")[0].tensor_proto.string_val[0])
+    (written,) = events.Tensors("custom_scalars__config__")
+    layout.ParseFromString(written.tensor_proto.string_val[0])
     unused = []
     for category in layout.category:
         for chart in category.chart:
-            found = [tag for tag in tags["scalars"] if any(re.match(part, tag) for part in chart.multiline.tag)]
-            unused += [] if found else [chart.title]
+            patterns = chart.multiline.tag
+            found = [tag for tag in tags["scalars"] if any(re.match(pattern, tag) for pattern in patterns)]
+            if not found:
+                unused.append(chart.title)
     assert unused == ["return by task"]
 
 
