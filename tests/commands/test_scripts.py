@@ -33,12 +33,17 @@ let DATA;
 
 
 def evaluated(*lines: str, **values: Any) -> Any:
-    """The value of the last line, an expression, after the others, as JSON has it; `values` are variables."""
+    """The value of the last of some lines of JavaScript, which is an expression, as JSON has it.
+
+    The functions of the pages can be used, and `values` as constants of their names.
+    """
     folder = Path(reports.pages.__file__).parent
     scripts = [(folder / name).read_text().removesuffix("\nstart();\n") for name in SCRIPTS]
     scripts[0] = scripts[0].replace('"use strict";', "")
-    given = [f"const {name} = {json.dumps(value)};" for name, value in values.items()]
-    program = "\n".join([BROWSER, *scripts, *given, *lines[:-1], f"console.log(JSON.stringify({lines[-1]}));"])
+    constants = [f"const {name} = {json.dumps(value)};" for name, value in values.items()]
+    *statements, expression = lines
+    output = f"console.log(JSON.stringify({expression}));"
+    program = "\n".join([BROWSER, *scripts, *constants, *statements, output])
     assert NODE
     found = subprocess.run([NODE, "-"], input=program, capture_output=True, text=True, timeout=60)
     assert found.returncode == 0, found.stderr
@@ -49,16 +54,24 @@ def test_a_curve_is_interrupted_where_values_are_missing() -> None:
     """A move of the pen begins each part, and a value alone is a dot."""
     y = [None, 1.0, 2.0, None, None, 3.0, None, 4.0, 5.0, 6.0, None]
     chart = "const chart = new LineChart(made(), [{ name: 'a', colour: 'red', x: y.map((_, at) => at), y }]);"
-    drawn = "chart.svg.children.filter(({ name }) => name === kind).map(({ attributes }) => attributes)"
-    path = evaluated(chart, f"[...'d'].map(() => 'path').map((kind) => {drawn})[0]", y=y)
-    assert "".join(letter for letter in path[0]["d"] if letter in "ML") == "MLMMLL"
-    dots = evaluated(chart, f"['circle'].map((kind) => {drawn})[0]", y=y)
-    left = 52 + (400 - 8 - 52) * 5 / 10
-    assert [float(dot["cx"]) for dot in dots] == [left]
+
+    def drawn(kind: str) -> Any:
+        """Attributes of the chart's elements of a kind."""
+        elements = f"chart.svg.children.filter(({{ name }}) => name === '{kind}')"
+        return evaluated(chart, f"{elements}.map(({{ attributes }}) => attributes)", y=y)
+
+    path, *_ = drawn("path")
+    assert "".join(letter for letter in path["d"] if letter in "ML") == "MLMMLL"
+
+    # The dot is at place 5 of 0 to 10, between the margins of the chart.
+    width, margin_left, margin_right = 400, 52, 8
+    middle = margin_left + (width - margin_right - margin_left) * 5 / 10
+    assert [float(dot["cx"]) for dot in drawn("circle")] == [middle]
+
     smooth = evaluated("smoothed({ y, low: y, high: null }, 0.5)", y=y)
-    assert (
-        [value is None for value in smooth["y"]] == [value is None for value in y] == [v is None for v in smooth["low"]]
-    )
+    is_missing = [value is None for value in y]
+    assert [value is None for value in smooth["y"]] == is_missing
+    assert [value is None for value in smooth["low"]] == is_missing
 
 
 def test_a_smoothed_curve_begins_anew_where_another_stage_does() -> None:
@@ -89,7 +102,8 @@ def test_names_of_lines_at_one_height_are_at_both_ends() -> None:
 
 
 def test_stays_in_the_first_room_are_apart() -> None:
-    poses = [[0, 0, 0, room] for room in (0, 0, 1, 1, 0, 2, 0, 0, 0)]
+    rooms = (0, 0, 1, 1, 0, 2, 0, 0, 0)
+    poses = [[0, 0, 0, room] for room in rooms]
     assert evaluated("visits(of)", of={"poses": poses}) == [[0, 1], [4, 4], [6, 8]]
     assert evaluated("visits(of)", of={"poses": None}) == []
 
@@ -108,18 +122,19 @@ def test_an_instruction_is_shown_until_there_is_another_one() -> None:
 
 @pytest.mark.parametrize("yaw", [0, 75, -170])
 def test_bearings_grow_to_the_left_in_a_field_with_two_halves(yaw: int) -> None:
-    turns = [-179, -46, -44, -1, 0, 30, 44, 46, 100]
-    angles = np.radians(np.add(turns, yaw))
-    things = {
-        f"thing {turn}": [f"cone, {turn}", 2 + 5 * np.cos(a), -1 + 5 * np.sin(a)] for turn, a in zip(turns, angles)
-    }
+    """The player stands at (2, -1); cones stand 5 away from it, at bearings that are known."""
+    bearings = [-179, -46, -44, -1, 0, 30, 44, 46, 100]
+    things = {}
+    for turn in bearings:
+        angle = np.radians(turn + yaw)
+        things[f"thing {turn}"] = [f"cone, {turn}", 2 + 5 * np.cos(angle), -1 + 5 * np.sin(angle)]
     of = {"poses": [[2, -1, yaw, 0]], "situations": [things | {"known": "cone", "else": ["a cone", 2, 0]}]}
+
     data = "DATA = { plan: { view: 90 } };"
     found = evaluated(data, "located(of, 0).map((thing) => bearing(of, 0, thing))", of=of)
-    assert found == pytest.approx(turns)
-    assert evaluated(data, "inView(of, 0).map(({ words }) => words)", of=of) == [
-        f"cone, {turn}" for turn in turns if abs(turn) < 45
-    ]
+    assert found == pytest.approx(bearings)
+    in_view = [f"cone, {turn}" for turn in bearings if abs(turn) < 45]
+    assert evaluated(data, "inView(of, 0).map(({ words }) => words)", of=of) == in_view
 
 
 def test_the_share_of_attention_to_some_steps() -> None:
@@ -144,7 +159,7 @@ TWO = {
 
 
 def test_the_verdict_counts_the_steps_since_the_room_was_entered() -> None:
-    """Not those of another choice in the same room; pages that do not say when it was entered walk back."""
+    """Not those of another choice in the same room. Older pages do not say when it was entered: then poses tell."""
     data = "DATA = { plan: { view: 90, rooms: ['a', 'b'] } };"
     said = "[3, 6].map((at) => before(of, at)).map(({ entered, total, decided }) => [entered, total, decided])"
     assert evaluated(data, said, of=TWO) == [[1, 6, 3], [5, -5, 5]]
@@ -161,11 +176,15 @@ def test_memory_decided_a_choice_from_100_times_on() -> None:
 
 
 def test_unusual_is_at_most_one_in_five_on_either_side() -> None:
-    """Of nine, a number beyond all others is."""
-    those = list(range(1, 10))
-    rare = evaluated("[0.5, 1.5, 5, 8.5, 9.5].map((number) => rank(number, those)[2])", those=those)
-    assert rare == [True, False, False, False, True]
-    assert evaluated("rank(0.5, those)[2]", those=those[:8]) is False, "too few"
+    """Beside nine numbers, one beyond all of them is unusual; eight are too few to tell."""
+    nine = list(range(1, 10))
+    eight = list(range(1, 9))
+    unusual = evaluated("[0.5, 1.5, 5, 8.5, 9.5].map((number) => rank(number, nine)[2])", nine=nine)
+    assert unusual == [True, False, False, False, True]
+    assert evaluated("rank(0.5, eight)[2]", eight=eight) is False
+
+
+def test_quantiles_are_those_of_numpy() -> None:
     values = [1.0, 4.0, 4.5, 10.0]
     shares = [0.0, 0.25, 0.5, 0.9, 1.0]
     found = evaluated("shares.map((share) => quantile(values, share))", values=values, shares=shares)
@@ -191,7 +210,7 @@ ACTED = {
 
 
 def test_the_action_of_a_step_is_shown_by_column() -> None:
-    """The same nodes show the second step after the first one."""
+    """The same nodes show the second step after the first one. The text, style and class of each are collected."""
     own = "[textContent ?? '', attributes.style ?? '', attributes.class ?? '']"
     tell = f"({{ textContent, attributes, children }}) => [...{own}, ...children.flatMap(tell)].filter(Boolean)"
     data = f"DATA = {{ columns: {json.dumps(COLUMNS)} }};"
@@ -203,20 +222,8 @@ def test_the_action_of_a_step_is_shown_by_column() -> None:
         of=ACTED,
     )
     bars = ["0", "width: 20%", "20 %", "1", "width: 20%", "20 %"]
-    gear = [
-        "column wide-name",
-        "gear",
-        "policy",
-        "60 %",
-        "2",
-        "bars",
-        *bars,
-        "chosen",
-        "2",
-        "width: 60%",
-        "chosen",
-        "60 %",
-    ]
+    chosen = ["chosen", "2", "width: 60%", "chosen", "60 %"]
+    gear = ["column wide-name", "gear", "policy", "60 %", "2", "bars", *bars, *chosen]
     assert sorted(second[0]) == sorted(gear)
     assert first[1] == ["column", "throttle", "track", "left: 50%", "left: 100%", "0", "8", "8"]
     assert second[1] == ["column", "throttle", "track", "left: 75%", "left: 25%", "0", "8", "2"]
@@ -225,12 +232,15 @@ def test_the_action_of_a_step_is_shown_by_column() -> None:
 
 
 def test_of_many_values_the_most_probable_and_the_taken_are_shown() -> None:
+    """Of 19 values 12 are shown: 1 and 17 are the most probable, 18 is the one that was taken."""
     of = {"values": [0], "probabilities": [0, 50, *[10] * 15, 40, 5]}
     column = {"size": 19, "first": 0}
-    shown = [value for value, _ in evaluated("chancesOf(of, column, 0, 18)", of=of, column=column)]
+    taken = 18
+    chances = evaluated(f"chancesOf(of, column, 0, {taken})", of=of, column=column)
+    shown = [value for value, _chance in chances]
     assert len(shown) == 12
     assert shown == sorted(shown)
-    assert {1, 17, 18} < set(shown)
+    assert {1, 17, taken} < set(shown)
     assert 0 not in shown
 
 
@@ -246,4 +256,6 @@ def test_many_columns_are_folded() -> None:
     for count, is_open in ((8, True), (9, False)):
         data = f"DATA = {{ columns: {json.dumps(columns[:count])} }};"
         assert evaluated(data, "showColumns(of, 0);", opened, of=of) == [is_open] * count
-    assert evaluated(data, "briefly(of, 0)", of=of).endswith("0 …")
+
+    nine = f"DATA = {{ columns: {json.dumps(columns)} }};"
+    assert evaluated(nine, "briefly(of, 0)", of=of).endswith("0 …")
