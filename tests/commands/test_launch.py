@@ -43,7 +43,7 @@ METRICS = {
 
 
 def test_the_files_of_a_run(finished: tuple[Path, str]) -> None:
-    folder, printed = finished
+    folder, _ = finished
     config = json.loads((folder / "config.json").read_text())
     assert (config["env"], config["frames"], config["agent"]["torso_size"]) == ("rooms:small", frames(30), 16)
     assert config["agent"]["core"]["name"] == "compressive"
@@ -53,6 +53,10 @@ def test_the_files_of_a_run(finished: tuple[Path, str]) -> None:
     summary = json.loads((folder / "evaluation.json").read_text())
     assert summary["episodes"] == 2
     assert summary["return"]["low"] <= summary["return"]["mean"] <= summary["return"]["high"]
+
+
+def test_what_a_run_prints(finished: tuple[Path, str]) -> None:
+    folder, printed = finished
     for path in ("final.mp4", "metrics.jsonl", str(saved_steps(folder)[-1]), "evaluate", "tensorboard"):
         assert path in printed
     assert "\x1b" not in printed
@@ -66,19 +70,25 @@ def test_the_files_of_a_run(finished: tuple[Path, str]) -> None:
         minutes, seconds = map(int, lines[-1])
         most = 1 + (60 * minutes + seconds) // PLAIN_SECONDS
         assert len(lines) <= most, f"{phase}: one line, and more only if it takes long"
-    assert [printed.count(phase) for phase in phases[-2:]] == [1, 1]
+    assert printed.count("writing the page") == 1
+    assert printed.count("\nfinished\n") == 1
     assert re.search(r"evaluating  100\.0 %  2/2 episodes", printed)
+
+
+def test_the_video_of_a_run_is_a_whole_episode(finished: tuple[Path, str]) -> None:
+    folder, _ = finished
     with av.open(str(folder / "videos" / "final.mp4")) as video:
         stream = video.streams.video[0]
         assert (stream.width, stream.height, stream.average_rate) == (920, 600, 60)
         pictures = [picture.to_ndarray(format="rgb24") for picture in video.decode(video=0)]
-    assert len(pictures) == 720, "a whole episode"
+    assert len(pictures) == 720
     assert pictures[0].std() > 10, "not blank"
 
 
 def test_metrics_of_every_kind(finished: tuple[Path, str]) -> None:
     rows = read_metrics(finished[0])
-    steps, last = [row["step"] for row in rows], rows[-1]
+    steps = [row["step"] for row in rows]
+    last = rows[-1]
     assert len(rows) >= 30
     assert steps == sorted(set(steps))
     assert set().union(*rows) >= METRICS
@@ -109,28 +119,37 @@ def test_losses_that_are_not_finite(tmp_path: Path, cli: Commands) -> None:
     line = cli.fail(*LAUNCH, "--run", folder, f"--frames={frames(30)}", *options)
     assert re.fullmatch(r"compressive: update \d+ is not finite: .*loss/.*\n", line), line
     assert f"--resume {folder} --local --learner.learning-rate 2.5e+29" in line
+
+    # The batch: two rows of 16 steps and the step that follows.
     (batch,) = folder.glob("not-finite-*.safetensors")
     assert str(batch) in line
     kept = load_file(batch)
     assert kept["observation"].shape == (2, 17, 24, 32, 3)
     assert kept["core_state/0"].shape == (2, 16, 16)
-    assert all(weight.isfinite().all() for weight in checkpoints.load_latest(folder).parts["weights"].values())
+
+    # The checkpoint, and a smaller learning rate.
+    weights = checkpoints.load_latest(folder).parts["weights"]
+    assert all(weight.isfinite().all() for weight in weights.values())
     again = ["launch", "--local", "--resume", folder, f"--frames={frames(3)}", "--learner.learning-rate=1e-3"]
     assert "finished" in cli.run(*again)
 
 
 @pytest.mark.parametrize("lost", [ClusterError("actor 1 died 6 times"), LearnersLost("learners were lost 6 times")])
 def test_lost_processes_end_a_run(lost: Exception, tmp_path: Path, cli: Commands, monkeypatch: Any) -> None:
-    get, count, folder = LocalPool.get, itertools.count(1), tmp_path / "run"
+    """The run ends at its fourth batch, and the line says from where and how to resume."""
+    folder = tmp_path / "run"
+    get = LocalPool.get
+    batches = itertools.count(1)
 
     def fails_at_last(*arguments: Any) -> Any:
-        if next(count) == 4:
+        if next(batches) == 4:
             raise lost
         return get(*arguments)
 
     monkeypatch.setattr(LocalPool, "get", fails_at_last)
     error = cli.fail(*LAUNCH, "--run", folder, "--checkpoint-seconds=1000")
-    saved, again = checkpoints.load_latest(folder).path, f"compressive launch --resume {folder} --local"
+    saved = checkpoints.load_latest(folder).path
+    again = f"compressive launch --resume {folder} --local"
     assert saved_steps(folder)[-1] > 0
     assert error == f"compressive: {lost}; resume from {saved} with: {again}\n"
 
@@ -144,16 +163,32 @@ def test_a_jobs_own_folder_is_refused(option: str, copied: Any, monkeypatch: pyt
     cli.refuse("launch", "--ray-address", "auto", option, "run", words=words)
 
 
-def test_options_as_people_write_them() -> None:
-    """Abbreviated numbers, two ways to give a value, none, numbers of actors, and sizes by layer."""
+def test_numbers_may_be_abbreviated() -> None:
+    """After a space or an equals sign."""
     for number, expected in {"6M": 6_000_000, "200k": 200_000, "1e6": 1_000_000, "1.5e3": 1500, "64": 64}.items():
-        assert parse(["--frames", number]).frames == parse([f"--frames={number}"]).frames == expected
+        assert parse(["--frames", number]).frames == expected
+        assert parse([f"--frames={number}"]).frames == expected
+
+
+def test_a_range_of_actors() -> None:
     for words in (["--actors", "2..4"], ["--actors=2..4"]):
         actors = parse(words).actors
         assert (actors.num_actors, actors.max_actors) == (2, 4)
-    for words in (["--learner.trust", "none"], ["--learner.trust=None"], ["--max-policy-lag", "none"]):
-        options = parse(["--learner.trust", "0.3", *words])
-        assert (options.learner.trust, options.max_policy_lag) == (0.3 if "policy" in words[0] else None, None)
+
+
+def test_none_is_written_in_two_ways() -> None:
+    """An option that is given again takes the place of the first."""
+    numbers = ["--learner.trust", "0.3", "--max-policy-lag", "5"]
+    for words in (["--learner.trust", "none"], ["--learner.trust=None"]):
+        options = parse([*numbers, *words])
+        assert (options.learner.trust, options.max_policy_lag) == (None, 5)
+    for words in (["--max-policy-lag", "none"], ["--max-policy-lag=None"]):
+        options = parse([*numbers, *words])
+        assert (options.learner.trust, options.max_policy_lag) == (0.3, None)
+    assert parse([]).max_policy_lag is None
+
+
+def test_sizes_by_layer() -> None:
     core: Any = parse(["--agent.core.memory-size", "16", "0", "--agent.core.compressed-size=0", "8"]).agent.core
     assert (core.memory_size, core.compressed_size) == ((16, 0), (0, 8))
 
@@ -168,9 +203,24 @@ def test_the_environment_chooses_the_preset() -> None:
         (["--preset=cpu", "--env", "gym:CartPole-v1"], "cpu"),
     ]:
         assert parse(words).preset == preset
-    assert parse(["--env", "gym:CartPole-v1"]).learner.discount == 0.99
-    assert parse(["--env", "gym:CartPole-v1"]).replay.share == 0.75
-    assert parse(["--env", "gym:CartPole-v1", "--learners", "2"]).replay.share == 0, "only one learner can replay"
+
+    cartpole = ["--env", "gym:CartPole-v1"]
+    assert parse(cartpole).learner.discount == 0.99
+    assert parse(cartpole).replay.share == 0.75
+    assert parse([*cartpole, "--learners", "2"]).replay.share == 0, "only one learner can replay"
+
+
+def described(text: str) -> dict[str, str]:
+    """What a help says of each option: its words, which may be in several lines of a table."""
+    options: dict[str, str] = {}
+    name = ""
+    for line in text.splitlines():
+        cell = line.strip("│ ")
+        if cell.startswith("--"):
+            name, _, options[name] = cell.partition(" ")
+        elif name and not cell.startswith("╰"):
+            options[name] += f" {cell}"
+    return options
 
 
 def test_help(cli: Commands, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -180,17 +230,14 @@ def test_help(cli: Commands, monkeypatch: pytest.MonkeyPatch) -> None:
         with pytest.raises(SystemExit) as stop:
             cli.run("launch", *arguments, "--help")
         assert not stop.value.code
-        text = cli.capfd.readouterr().out
-        options: dict[str, str] = {}
-        for cell in (line.strip("│ ") for line in text.splitlines()):
-            if cell.startswith("--"):
-                name, _, options[name] = cell.partition(" ")
-            elif options and not cell.startswith("╰"):
-                options[name] += f" {cell}"
+        options = described(cli.capfd.readouterr().out)
         assert {"--preset", "--frames", "--run", "--seed", "--resume", "--local", "--ray-address"} <= set(options)
         assert len(options) > 35
         assert not [name for name, said in options.items() if not re.search(r"\S+ \S+ \(default: ", said)]
         assert f"(default: {env}" in options["--env"]
+
+
+def test_help_and_version_of_the_program(cli: Commands) -> None:
     for words in ([], ["-h"], ["help"]):
         printed = cli.run(*words)
         assert all(name in printed for name in COMMANDS)

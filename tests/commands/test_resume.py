@@ -42,27 +42,31 @@ RESUME = ["launch", "--local", "--resume"]
 
 
 class Kind(NamedTuple):
-    """How runs of a kind are created and resumed."""
+    """How runs of a kind are created and resumed, and the option that sets their length, in units of its own."""
 
     new: list[str]
     resume: list[str]
-    length: str
-    updates: int
+    length_option: str
+    units_per_update: int
 
     def to(self, updates: int) -> str:
         """The option that sets the number of updates of the whole run."""
-        return f"{self.length}={updates * self.updates}"
+        return f"{self.length_option}={updates * self.units_per_update}"
 
 
 @pytest.fixture(scope="module", params=["agent", "text", "speech", "images"])
 def kind(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Kind:
-    if request.param == "agent":
+    """Each kind of run, with a checkpoint after every update."""
+    name = request.param
+    if name == "agent":
         return Kind(LAUNCH, RESUME, "--frames", frames(1))
-    corpus = write_corpus(request.param, tmp_path_factory.mktemp(request.param) / "corpus")
-    new = [*COMPRESSIVE_TEXT, f"--path={corpus}", "--checkpoint-seconds=0"]
-    new = new if request.param == "text" else [*TINY_SEQUENCE[request.param], f"--corpus.path={corpus}"]
-    train = [request.param, "train", "--threads=1"]
-    return Kind([*train, *new], [*train, "--resume"], "--learner.steps", 1)
+    corpus = write_corpus(name, tmp_path_factory.mktemp(name) / "corpus")
+    if name == "text":
+        options = [*COMPRESSIVE_TEXT, f"--path={corpus}", "--checkpoint-seconds=0"]
+    else:
+        options = [*TINY_SEQUENCE[name], f"--corpus.path={corpus}"]
+    train = [name, "train", "--threads=1"]
+    return Kind([*train, *options], [*train, "--resume"], "--learner.steps", 1)
 
 
 @pytest.fixture(scope="module")
@@ -74,31 +78,43 @@ def straight(kind: Kind, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def results(folder: Path) -> Any:
-    """All that must be equal after interruptions: learned state, logged steps and evaluation, but for its speed."""
+    """All that must be equal after interruptions: learned state, logged steps, and evaluation.
+
+    The speed of the evaluation and the path of its samples differ.
+    """
+    steps = [row["step"] for row in read_metrics(folder)]
     summary = json.loads((folder / "evaluation.json").read_text())
-    scores = {name: value for name, value in summary.items() if name not in ("tokens_per_second", "drawn")}
-    return state(folder), [row["step"] for row in read_metrics(folder)], scores
+    for name in ("tokens_per_second", "drawn"):
+        summary.pop(name, None)
+    return state(folder), steps, summary
 
 
 def test_interrupted_equals_uninterrupted(kind: Kind, straight: Path, tmp_path: Path, cli: Commands) -> None:
     """Ctrl-C, then kill -9, then the end; what is finished is evaluated again, or trained for longer."""
-    folder, end = tmp_path / "run", saved_steps(straight)[-1]
+    folder = tmp_path / "run"
+    end = saved_steps(straight)[-1]
+
+    # Ctrl-C.
     with (tmp_path / "screen").open("w+") as screen:
         process = start(*kind.new, "--run", folder, kind.to(30), output=screen)
         wait_until(lambda: len(saved_steps(folder)) > 1, process)
         process.send_signal(signal.SIGINT)
         assert process.wait(60) == 128 + signal.SIGINT
         screen.seek(0)
-        assert f"resume with: compressive {kind.resume[0]}" in (said := screen.read())
-        assert f"--resume {folder}" in said
+        said = screen.read()
+    assert f"resume with: compressive {kind.resume[0]}" in said
+    assert f"--resume {folder}" in said
     first = saved_steps(folder)[-1]
     assert 0 < first < end, "stopped too late to show anything"
+
+    # kill -9.
     process = start(*kind.resume, folder)
     wait_until(lambda: saved_steps(folder)[-1] > first, process)
     process.kill()
     process.wait()
     assert first < saved_steps(folder)[-1] < end, "killed too late to show anything"
 
+    # The end; once more, which changes nothing; and two updates more.
     assert "resumed" in cli.run(*kind.resume, folder)
     assert results(folder) == results(straight)
     cli.run(*kind.resume, folder)
@@ -128,29 +144,41 @@ def test_a_launch_killed_before_its_first_checkpoint(kind: Kind, tmp_path: Path,
 @pytest.fixture
 def at_update(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], object]], None]:
     """Lets something happen at the end of the fourth update."""
-    mark, count = Clock.mark, itertools.count(1)
-    when = lambda happens: lambda clock, steps: (next(count) == 4 and happens(), mark(clock, steps))  # noqa: E731
-    return lambda happens: monkeypatch.setattr(Clock, "mark", when(happens))
+    original = Clock.mark
+    updates = itertools.count(1)
+
+    def install(happens: Callable[[], object]) -> None:
+        def mark(clock: Clock, steps: int) -> None:
+            if next(updates) == 4:
+                happens()
+            original(clock, steps)
+
+        monkeypatch.setattr(Clock, "mark", mark)
+
+    return install
 
 
 def remove(folder: Path) -> None:
+    """Removes a folder while a command writes to it."""
     while folder.exists():  # TensorBoard's thread may write its file again
         shutil.rmtree(folder, ignore_errors=True)
 
 
 SELDOM = "--checkpoint-seconds=1000"
+"""No checkpoint within a test, but for the first and the last one."""
 
 
 @pytest.mark.parametrize("again", [False, True], ids=["moved", "replaced"])
 def test_a_moved_run(again: bool, kind: Kind, at_update: Callable[..., None], tmp_path: Path, cli: Commands) -> None:
-    run, other = tmp_path / "run", tmp_path / "other"
+    run = tmp_path / "run"
+    other = tmp_path / "other"
 
-    def happens() -> None:
+    def move() -> None:
         run.rename(other)
         if again:
             run.mkdir()
 
-    at_update(happens)
+    at_update(move)
     words = f"{run}: the folder was moved, removed or replaced while it was in use; its last checkpoint is where"
     cli.refuse(*kind.new, SELDOM, "--run", run, kind.to(30), words=words)
     assert not (run / "checkpoints").exists(), "nothing is saved in a folder that is not the run's"
@@ -178,14 +206,14 @@ def test_removed_checkpoints_are_written_again(at_update: Callable[..., None], t
 
 @pytest.fixture
 def small_files() -> Iterator[Callable[[], None]]:
-    """From the call on no file may grow beyond 100 kB, as on a disk that is almost full."""
+    """After the call no file may grow beyond 100 kB, as on a disk that is almost full."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     yield lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, before[1]))
     resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 def test_a_full_disk(copied: Callable[..., Path], small_files: Any, tmp_path: Path, cli: Commands) -> None:
-    """It is noticed before the first update, and spares older checkpoints."""
+    """It is noticed before the first update, and older checkpoints are kept."""
     folder = copied()
     before = saved_steps(folder)
     small_files()
@@ -202,9 +230,15 @@ def test_truncated_checkpoints(
 ) -> None:
     """They are named and skipped for the one before."""
     folder = copied()
-    weights = [folder / "checkpoints" / f"{step:012d}" / "weights.safetensors" for step in saved_steps(folder)]
-    *_, before, last = saved_steps(folder)
-    weights[-1].write_bytes(weights[-1].read_bytes()[:1000])
+    steps = saved_steps(folder)
+    *_, before, last = steps
+    weights = [folder / "checkpoints" / f"{step:012d}" / "weights.safetensors" for step in steps]
+
+    def truncate(path: Path) -> None:
+        path.write_bytes(path.read_bytes()[:1000])
+
+    # The last one alone.
+    truncate(weights[-1])
     skipped = f"skipped checkpoint {last:012d}: weights.safetensors has 1000 bytes instead of"
     printed = cli.run("evaluate", folder, "--episodes", 1)
     assert skipped in printed
@@ -214,8 +248,10 @@ def test_truncated_checkpoints(
     assert skipped in printed
     assert f"resumed from {folder}/checkpoints/{before:012d}" in printed
     assert state(folder) == state(finished[0]), "what was lost was learned again"
+
+    # All of them.
     for path in weights:
-        path.write_bytes(path.read_bytes()[:1000])
+        truncate(path)
     for command in (RESUME, ["evaluate"]):
         error = cli.refuse(*command, folder, words="no checkpoint that can be read")
         assert error.count("1000 bytes instead of") == 3
@@ -225,8 +261,12 @@ def test_truncated_checkpoints(
 
 
 def test_a_terminal_of_60_columns_that_is_closed(tmp_path: Path) -> None:
-    (master, slave), folder, written = pty.openpty(), tmp_path / "run", bytearray()
-    fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 30, 60, 0, 0))
+    folder = tmp_path / "run"
+    master, slave = pty.openpty()
+    rows, columns = 30, 60
+    fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
+
+    written = bytearray()
 
     def read() -> None:
         try:
@@ -236,12 +276,16 @@ def test_a_terminal_of_60_columns_that_is_closed(tmp_path: Path) -> None:
             pass
 
     threading.Thread(target=read, daemon=True).start()
+
+    # The terminal controls the process, which therefore receives SIGHUP when it is closed.
+    environment = {name: value for name, value in ENVIRONMENT.items() if name != "COLUMNS"}
     process = start(
-        *(*LAUNCH, "--run", folder, "--frames", frames(10_000)),
+        *LAUNCH,
+        *("--run", folder, "--frames", frames(10_000)),
         output=slave,
         stdin=slave,
         start_new_session=True,
-        env={name: value for name, value in ENVIRONMENT.items() if name != "COLUMNS"} | {"TERM": "xterm"},
+        env=environment | {"TERM": "xterm"},
         preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
     )
     os.close(slave)
@@ -250,7 +294,9 @@ def test_a_terminal_of_60_columns_that_is_closed(tmp_path: Path) -> None:
     os.close(master)
     assert process.wait(60) == 128 + signal.SIGHUP
     assert saved_steps(folder)[-1] >= before > 0
-    lines = [re.sub(r"\x1b\[[\d;?]*[A-Za-z]", "", line) for line in re.split(r"[\r\n]+", written.decode())]
-    live = [line for line in lines if "frames/s" in line]
+
+    # Lines of progress fit into the terminal.
+    without_escapes = re.sub(r"\x1b\[[\d;?]*[A-Za-z]", "", written.decode())
+    live = [line for line in re.split(r"[\r\n]+", without_escapes) if "frames/s" in line]
     assert live
-    assert all(len(line) <= 60 for line in live), live
+    assert all(len(line) <= columns for line in live), live
