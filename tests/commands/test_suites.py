@@ -25,13 +25,19 @@ from training.presets import make_preset
 from training.suites import SUITES, Task
 from training.trainer import Trainer
 
-SHORT, LONG, OPEN = "diagnostic:recall,delay=3", "diagnostic:recall,delay=9", "diagnostic:color-cubes"
+SHORT = "diagnostic:recall,delay=3"
+LONG = "diagnostic:recall,delay=9"
+OPEN = "diagnostic:color-cubes"
 
 
 def suite_of(tasks: tuple[Task, ...], *options: str, cores: tuple[str, ...] = ("gru", "lstm")) -> dict[str, RunConfig]:
+    """The trials of a suite of tasks: each core with two seeds."""
+
+    def parse(words: list[str]) -> RunConfig:
+        return parse_train("launch", words).config
+
     def make(words: list[str]) -> dict[str, RunConfig]:
-        parse = lambda words: parse_train("launch", words).config  # noqa: E731
-        return make_trials(RunConfig, parse, "general", cores, (), (0, 1), (), words, fewest=1)
+        return make_trials(RunConfig, parse, "general", cores, rates=(), seeds=(0, 1), vary=(), options=words, fewest=1)
 
     return make_suite(tasks, make, options)
 
@@ -41,12 +47,18 @@ def test_a_suite_trains_every_core_on_every_task_one_seed_after_the_other() -> N
     trials = suite_of(tasks)
     names = ["recall-delay-3-gru", "recall-delay-3-lstm", "far-gru", "far-lstm"]
     assert list(trials) == [f"{name}-seed-{seed}" for seed in (0, 1) for name in names]
+
+    # A trial has the settings of its task.
     far = trials["far-lstm-seed-1"]
     assert (far.preset, far.env, far.eval_env, far.frames, far.seed) == ("general", SHORT, LONG, 3000, 1)
     assert core_name(far) == "lstm"
     assert (far.actors.unroll_length, far.actors.envs_per_actor, far.rows_per_update) == (64, 8, 4)
+    gru, lstm, *_ = label([*trials.values()])
+    assert (gru, lstm) == ("gru", "lstm"), "frames and unrolls are those of the task"
+    assert label([*trials.values()]) == ["gru", "lstm"] * 4
+
+    # Options take the place of the task's.
     assert suite_of(tasks, "--actors.unroll-length", "32")["far-lstm-seed-1"].actors.unroll_length == 32
-    assert label([*trials.values()])[:4] == ["gru", "lstm", "gru", "lstm"], "frames and unrolls are those of the task"
     assert {config.frames for config in suite_of(tasks, "--frames", "500").values()} == {500}
     assert len(suite_of(tasks, cores=("gru",))) == 4, "one core is enough"
     with pytest.raises(UserError, match=r"^--env: expected options that hold for all tasks of the suite"):
@@ -54,7 +66,7 @@ def test_a_suite_trains_every_core_on_every_task_one_seed_after_the_other() -> N
 
 
 def test_agents_that_learned_elsewhere_are_other_variants() -> None:
-    """If they are evaluated in one environment, which is their task."""
+    """If they are evaluated in one environment, that is the task of both."""
     tasks = (Task("near", SHORT, 2000, LONG), Task("same", LONG, 2000, LONG))
     titles = label([*suite_of(tasks, cores=("gru",)).values()])
     assert titles == [f"gru (env {SHORT})", f"gru (env {LONG})"] * 2
@@ -62,21 +74,29 @@ def test_agents_that_learned_elsewhere_are_other_variants() -> None:
 
 def test_the_cost_is_that_of_all_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     """Frames a second are measured for each task with the first core and for each core on the first task."""
+    speed_of_core = {"gru": 100.0, "lstm": 50.0}
+    factor_of_task = {SHORT: 1.0, LONG: 0.5}
     tried = []
 
     def try_out(trainer: Trainer) -> float:
-        tried.append((trainer.config.env, core_name(trainer.config)))
-        return {"gru": 100.0, "lstm": 50.0}[tried[-1][1]] * {SHORT: 1.0, LONG: 0.5}[tried[-1][0]]
+        env = trainer.config.env
+        core = core_name(trainer.config)
+        tried.append((env, core))
+        return speed_of_core[core] * factor_of_task[env]
 
     monkeypatch.setattr(Trainer, "try_out", try_out)
     monkeypatch.setattr(os, "cpu_count", lambda: 2)
     trials = suite_of((Task("short", SHORT, 6000), Task("long", LONG, 12_000)))
-    said = _cost(trials, [*trials], CompareOptions(suite="memory"))
-    assert tried == [(SHORT, "gru"), (SHORT, "lstm"), (LONG, "gru")]
+    options = CompareOptions(suite="memory")
+
     # Two seeds of 60, 120, 240 and 480 s, two at a time.
+    said = _cost(trials, [*trials], options)
+    assert tried == [(SHORT, "gru"), (SHORT, "lstm"), (LONG, "gru")]
     assert said.startswith("about 15:00 for 8 runs of 1:00 to 8:00 each, 2 at a time")
+
     # Of a suite to which runs were added, those that are not there yet.
-    said = _cost(trials, [trial for trial in trials if trial.endswith("lstm-seed-1")], CompareOptions(suite="memory"))
+    missing = [name for name in trials if name.endswith("lstm-seed-1")]
+    said = _cost(trials, missing, options)
     assert said.startswith("about 5:00 for 2 runs of 2:00 to 8:00 each")
 
 
@@ -95,14 +115,14 @@ def test_the_suites(name: str) -> None:
         length = config.actors.unroll_length
         for kept in re.findall(r"(?:delay|length)=(\d+)", task.env):
             assert length > int(kept)
-            assert name != "horizon" or int(kept) % 2, "episodes begin at every step of a segment"
+            if name == "horizon":
+                assert int(kept) % 2 == 1, "episodes begin at every step of a segment"
         assert 128 < length * (config.rows_per_update or 0) <= 256
         assert 256 < length * config.actors.envs_per_actor <= 512
         if task.env.startswith("diagnostic:"):
-            spaces = [
-                envs.make_vector(env, 1).single_observation_space for env in (task.env, task.eval_env or task.env)
-            ]
-            assert spaces[0] == spaces[1]
+            trained = envs.make_vector(task.env, 1)
+            tested = envs.make_vector(task.eval_env or task.env, 1)
+            assert trained.single_observation_space == tested.single_observation_space
 
 
 def test_bad_input_is_one_clear_line(cli: Commands) -> None:
@@ -118,12 +138,13 @@ def test_bad_input_is_one_clear_line(cli: Commands) -> None:
 def make_run(
     folder: Path, core: str, env: str, seed: int, score: float, low: float = 0.0, done: float = 1.0, **summary: Any
 ) -> Any:
-    """A run of 1,000 frames that is finished, or not."""
+    """A run of 1,000 frames of which a share is done; if that is less than all, there is no evaluation."""
     frames = round(1000 * done)
     rows = [{"step": frames, "learner/frames": float(frames), "speed/steps_per_second": 50.0, "episode/return": score}]
     config = to_plain(make_preset("general", core)) | {"seed": seed, "frames": 1000, "env": env}
     evaluation = {"episodes": 8, "return": {"mean": score, "low": low, "high": 2 * score - low}, **summary}
-    path = write_run(folder / f"{core}-{seed}-{len(list(folder.iterdir()))}", config, rows, evaluation)
+    number = len(list(folder.iterdir()))
+    path = write_run(folder / f"{core}-{seed}-{number}", config, rows, evaluation)
     if done < 1:
         (path / "evaluation.json").unlink()
     return read_run(path, live=True)
@@ -141,6 +162,8 @@ def test_the_table_has_means_intervals_the_best_and_what_is_not_finished(tmp_pat
     ]
     board = scoreboard(runs)
     assert (board.tasks, board.variants) == ([SHORT, LONG, OPEN], ["gru", "lstm"])
+
+    # Cells: of two runs, of single runs, and of one that is not finished.
     cell = board.cells[SHORT, "gru"]
     assert cell.score == pytest.approx(Estimate(0.85, 0.8, 0.9))
     assert (cell.runs, cell.finished, cell.share, cell.best) == (2, 2, 1.0, True)
@@ -149,29 +172,37 @@ def test_the_table_has_means_intervals_the_best_and_what_is_not_finished(tmp_pat
     unfinished = board.cells[OPEN, "gru"]
     assert (unfinished.score.value, unfinished.finished, unfinished.share, unfinished.best) == (2.0, 0, 0.25, False)
     assert math.isnan(unfinished.score.low)
+
+    # Over all tasks.
     assert board.overall["gru"].value == pytest.approx(220 / 3), "of 90, 80 and 50, too few to cut any"
     assert board.costs["gru"].learning == 50
     assert board.costs["gru"].state == 4 * 64
 
+    # As a table.
     rows = as_table(board)["rows"]
-    assert [row[0] for row in rows] == [*board.tasks, "interquartile mean, % of the best known"]
+    assert [name for name, *_ in rows] == [*board.tasks, "interquartile mean, % of the best known"]
     assert as_table(board)["head"] == ["task", "random", "best without memory", "oracle", "gru", "lstm"]
-    assert rows[2][1:] == ["0.008", "-", "1.000", {"text": "2.000", "small": "25 % trained", "best": False}, "-"]
+    _, _, of_open, _ = rows
+    shown = {"text": "2.000", "small": "25 % trained", "best": False}
+    assert of_open == [OPEN, "0.008", "-", "1.000", shown, "-"]
 
 
 def test_its_files_and_its_page(tmp_path: Path) -> None:
-    (tmp_path / "runs").mkdir()
-    runs = [
-        make_run(tmp_path / "runs", core, SHORT, 0, score, low=score) for core, score in (("gru", 1.0), ("lstm", 0.5))
-    ]
-    board = scoreboard(runs)
-    files = as_files(board)
-    lines = files["scoreboard.md"].decode().splitlines()
-    assert lines[:3] == [
+    folder = tmp_path / "runs"
+    folder.mkdir()
+    gru = make_run(folder, "gru", SHORT, 0, 1.0, low=1.0)
+    lstm = make_run(folder, "lstm", SHORT, 0, 0.5, low=0.5)
+    board = scoreboard([gru, lstm])
+
+    # Markdown.
+    head, line, row, *_ = as_files(board)["scoreboard.md"].decode().splitlines()
+    assert [head, line, row] == [
         "| task | random | best without memory | oracle | gru | lstm |",
         "| --- | --- | --- | --- | --- | --- |",
         f"| {SHORT} | 0.250 | 0.250 | 1.000 | **1.000** [1.000, 1.000] | 0.500 [0.500, 0.500] |",
     ]
+
+    # The page, JSON and CSV.
     page = write_scoreboard(tmp_path, board, "compressive compare --suite <memory>")
     assert "compare --suite &lt;memory&gt;" in page.read_text()
     assert 'data-label="gru" class="best">1.000 <small>' in page.read_text()

@@ -13,11 +13,18 @@ import pytest
 
 from reports.overview import Score, ago, describe, find_runs, grouped, learning_curve, read_score
 from reports.server import Watch
+from storage.metrics import read_metrics
 from storage.run import Run
 from tests.commands.cli import Commands
 
 Copied = Callable[..., Path]
 Ask = Callable[..., tuple[int, dict[str, str], str]]
+
+
+def configure(run: Path, **values: object) -> None:
+    """Replaces values in the configuration of a run."""
+    file = run / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | values))
 
 
 @pytest.fixture
@@ -28,8 +35,8 @@ def folder(copied: Copied, tmp_path: Path) -> Path:
     for name in ("runs/finished", "runs/sweep/stopped", "runs/<b>name", "runs/damaged"):
         copied(name)
     config = json.loads((tmp_path / "runs" / "finished" / "config.json").read_text())
-    (tmp_path / "runs/sweep/stopped/config.json").write_text(json.dumps(config | {"frames": 4 * config["frames"]}))
-    (tmp_path / "runs/<b>name/config.json").write_text(json.dumps(config | {"seed": 7}))
+    configure(tmp_path / "runs/sweep/stopped", frames=4 * config["frames"])
+    configure(tmp_path / "runs/<b>name", seed=7)
     (tmp_path / "runs/damaged/config.json").write_text('{"kind": "<script>"}')
     (tmp_path / "runs" / "link").symlink_to(tmp_path / "outside")
     return tmp_path / "runs"
@@ -39,49 +46,59 @@ def test_runs_are_found_and_described(folder: Path, cli: Commands, monkeypatch: 
     found = find_runs(folder)
     assert set(found) == {"finished", "sweep/stopped", "<b>name", "damaged"}, "no link"
     assert set(find_runs(folder / "finished")) == {"."}
+
     entry = describe("finished", found["finished"])
     assert (entry.state, entry.kind, entry.data, entry.share) == ("finished", "launch", "rooms:small", 1.0)
     assert str(entry.score).startswith("oracle-normalised")
+
+    # Three lines for a run in a narrow terminal; the last one is a command.
     monkeypatch.setenv("COLUMNS", "80")
     lines = cli.run("runs", folder).splitlines()
     for name, command, options in (("finished", "report", ""), ("sweep/stopped", "launch --resume", " --local")):
         begin = lines.index(str(folder / name))
-        assert lines[begin + 1].split()[0] == name.rpartition("/")[2]
+        _, _, own_name = name.rpartition("/")
+        assert lines[begin + 1].split()[0] == own_name
         assert lines[begin + 3] == f"  compressive {command} {folder / name}{options}"
-    assert "kind: expected one of launch, text, speech" in lines[lines.index(str(folder / "damaged")) + 2]
+    begin = lines.index(str(folder / "damaged"))
+    assert "kind: expected one of launch, text, speech" in lines[begin + 2]
+
     assert "no runs in" in cli.run("runs", folder / "sweep/stopped/checkpoints")
     cli.refuse("runs", folder / "none", words="No such file")
 
 
 def test_a_run_is_described_by_the_environment_of_its_scores(folder: Path) -> None:
-    config = json.loads((folder / "finished/config.json").read_text())
-    changed = config | {"eval_env": "rooms:small,episode_frames=100"}
-    (folder / "finished/config.json").write_text(json.dumps(changed))
+    configure(folder / "finished", eval_env="rooms:small,episode_frames=100")
     run = find_runs(folder)["finished"]
     assert describe("finished", run).data == "rooms:small,episode_frames=100"
 
 
 def test_runs_that_can_be_compared_are_together(folder: Path) -> None:
-    """Runs of one folder on the same data, with the names of their variants; the others of a folder at one place."""
+    """Runs of one folder on the same data are a group with names of variants; the others of the folder are another."""
     (folder / "sweep/sweep.json").write_text("{}")
     config = json.loads((folder / "<b>name/config.json").read_text())
-    changed = config | {"learner": config["learner"] | {"discount": 0.5}}
-    (folder / "<b>name/config.json").write_text(json.dumps(changed))
+    configure(folder / "<b>name", learner=config["learner"] | {"discount": 0.5})
     (folder / "alone").mkdir()
     (folder / "alone/config.json").write_text(json.dumps(config | {"env": "rooms:small,episode_frames=100"}))
     entries = [describe(name, run) for name, run in find_runs(folder).items()]
     groups = {(group.folder, group.data): group for group in grouped(folder, entries)}
     assert set(groups) == {("", "rooms:small"), ("", ""), ("sweep", "")}
+
     together = groups["", "rooms:small"]
-    variants = dict(zip([entry.name for entry in together.entries], together.variants))
+    variants = {entry.name: variant for entry, variant in zip(together.entries, together.variants, strict=True)}
     assert variants == {"finished": "compressive (discount 0.92)", "<b>name": "compressive (discount 0.5)"}
-    assert {entry.name for entry in groups["", ""].entries} == {"alone", "damaged"}
-    assert (groups["sweep", ""].sweep, together.sweep) == (True, False)
+    assert not together.sweep
+
+    others = groups["", ""]
+    assert {entry.name for entry in others.entries} == {"alone", "damaged"}
+    assert groups["sweep", ""].sweep
 
 
 def test_a_score_is_of_the_evaluation_or_of_training() -> None:
-    evaluation = {"return": {"mean": 0.5, "low": 0.4, "high": 0.6}, "oracle_normalised": 66.2}
-    evaluation["oracle_normalised_interval"] = [12.1, 98.3]
+    evaluation = {
+        "return": {"mean": 0.5, "low": 0.4, "high": 0.6},
+        "oracle_normalised": 66.2,
+        "oracle_normalised_interval": [12.1, 98.3],
+    }
     row = {"episode/return": 0.25, "episode/oracle_normalised": 5.0}
     assert str(read_score("launch", evaluation, row)) == "oracle-normalised 66 % [12, 98] in the evaluation"
     equal = {"return": {"mean": 0.5, "low": 0.5, "high": 0.5}}
@@ -92,21 +109,25 @@ def test_a_score_is_of_the_evaluation_or_of_training() -> None:
 
 
 def test_a_small_curve_goes_as_far_as_the_training(folder: Path) -> None:
-    entry = describe("stopped", Run(folder / "sweep/stopped"))
+    """The run was stopped after a quarter of its frames. Places are shares of the whole run."""
+    run = Run(folder / "sweep/stopped")
+    entry = describe("stopped", run)
     curve = learning_curve(entry.run, entry.config)
-    rows = [json.loads(line) for line in (folder / "sweep/stopped/metrics.jsonl").read_text().splitlines()]
-    known = [row["episode/oracle_normalised"] for row in rows if row.get("episode/oracle_normalised") is not None]
-    assert curve[-1][0] == pytest.approx(0.25, abs=0.02)
+    last_place, _ = curve[-1]
+    assert last_place == pytest.approx(0.25, abs=0.02)
+
+    measured = [row.get("episode/oracle_normalised") for row in read_metrics(run.path)]
+    known = [score for score in measured if score is not None]
     assert min(known) <= min(score for _, score in curve)
     assert max(score for _, score in curve) <= max(known)
+
     entry.run.metrics_file.unlink()
     assert learning_curve(entry.run, entry.config) == []
 
 
 def test_small_curves_of_a_group_have_one_scale(folder: Path) -> None:
-    """The box is 24 high, with 2 left free on either side; a score that is twice as high is drawn twice as high."""
+    """The box is 24 high, with 2 left free on either side; a score that is three times as high is drawn so."""
     name = "episode/oracle_normalised"
-    heights = {}
     for run, score in (("finished", 1.0), ("<b>name", 3.0)):
         file = folder / run / "metrics.jsonl"
         rows = [json.loads(line) for line in file.read_text().splitlines()]
@@ -114,12 +135,16 @@ def test_small_curves_of_a_group_have_one_scale(folder: Path) -> None:
         for row in rows[1:]:
             row[name] = score
         file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
     with Watch(folder, 0) as server:
         page = server.overview()
-    data = json.loads(page.split('type="application/json">')[1].split("</script>")[0])
+    _, _, embedded = page.partition('type="application/json">')
+    data = json.loads(embedded.partition("</script>")[0])
     (group,) = (group for group in data["groups"] if group["title"] == "rooms:small" and len(group["rows"]) == 2)
+    heights = {}
     for row in group["rows"]:
-        heights[row["name"]] = 22 - float(row["curve"]["end"][1])
+        _, from_above = row["curve"]["end"]
+        heights[row["name"]] = (24 - 2) - float(from_above)
     assert heights == {"finished": pytest.approx(20 / 3, abs=0.1), "<b>name": pytest.approx(20.0, abs=0.1)}
 
 
@@ -157,48 +182,64 @@ def ask(folder: Path) -> Iterator[Ask]:
     with serving(folder) as server:
 
         def send(address: str, method: str = "GET", **headers: str) -> tuple[int, dict[str, str], str]:
-            with contextlib.closing(http.client.HTTPConnection("127.0.0.1", server.server_port, timeout=60)) as to:
-                to.putrequest(method, address, skip_host="Host" in headers)
+            connection = http.client.HTTPConnection("127.0.0.1", server.server_port, timeout=60)
+            with contextlib.closing(connection):
+                connection.putrequest(method, address, skip_host="Host" in headers)
                 for name, value in headers.items():
-                    to.putheader(name, value)
-                to.endheaders()
-                answer = to.getresponse()
+                    connection.putheader(name, value)
+                connection.endheaders()
+                answer = connection.getresponse()
                 return answer.status, dict(answer.getheaders()), answer.read().decode(errors="replace")
 
         yield send
 
 
 def test_pages_follow_the_runs(folder: Path, ask: Ask) -> None:
+    # Names of runs are text.
     status, headers, text = ask("/")
     assert status == 200
     assert "connect-src 'self'" in headers["Content-Security-Policy"]
     assert "<b>name" not in text
     assert "&lt;b&gt;name" in text
-    assert ask("/%3Cb%3Ename/")[0] == 200
-    _, _, before = ask("/sweep/stopped/")
-    assert ask("/sweep/stopped/")[2] == before
-    rows = (folder / "sweep/stopped/metrics.jsonl").read_text().splitlines()
-    new = json.loads(rows[-1]) | {"step": 10**6, "episode/return": 12345.0, "time": time.time()}
-    with (folder / "sweep/stopped/metrics.jsonl").open("a") as metrics:
+    status, _, _ = ask("/%3Cb%3Ename/")
+    assert status == 200
+
+    # A page changes with its run.
+    run = folder / "sweep/stopped"
+
+    def page_of_run() -> str:
+        _, _, text = ask("/sweep/stopped/")
+        return text
+
+    before = page_of_run()
+    assert page_of_run() == before
+    new = read_metrics(run)[-1] | {"step": 10**6, "episode/return": 12345.0, "time": time.time()}
+    with (run / "metrics.jsonl").open("a") as metrics:
         metrics.write(json.dumps(new) + "\n")
-    after = ask("/sweep/stopped/")[2]
-    assert "12345.0" in after
-    with Run(folder / "sweep/stopped").lock():
-        assert "running" in ask("/sweep/stopped/")[2]
+    assert "12345.0" in page_of_run()
+    with Run(run).lock():
+        assert "running" in page_of_run()
+
+    # Comparisons.
     status, _, compared = ask("/?kind=launch&data=rooms:small")
     assert status == 200
     assert all(words in compared for words in ("3 runs: ", "seeds 0, 7"))
-    assert "2 runs: " in ask("/?kind=launch&data=rooms:small&folder=")[2], "those of one folder"
+    _, _, of_one_folder = ask("/?kind=launch&data=rooms:small&folder=")
+    assert "2 runs: " in of_one_folder
 
 
 def test_only_pages_and_videos_of_runs_are_sent(folder: Path, tmp_path: Path, ask: Ask) -> None:
+    # A whole file and a part.
     status, headers, text = ask("/finished/videos/final.html")
     assert (status, headers["Content-Type"]) == (200, "text/html; charset=utf-8")
     assert headers["Content-Security-Policy"].startswith("sandbox allow-scripts; default-src 'none'")
     assert text == (folder / "finished/videos/final.html").read_text()
     status, headers, part = ask("/finished/videos/final.html", Range="bytes=2-11")
     assert (status, headers["Content-Range"], part) == (206, f"bytes 2-11/{len(text.encode())}", text[2:12])
-    assert ask("/finished/videos/final.html", Range="bytes=999999999-")[::2] == (200, text)
+    status, _, beyond_the_end = ask("/finished/videos/final.html", Range="bytes=999999999-")
+    assert (status, beyond_the_end) == (200, text)
+
+    # Other files, other folders, and links.
     (folder / "finished/videos/outside.html").symlink_to(tmp_path / "outside/videos/final.html")
     (folder / "finished/videos/notes.txt").write_text("secret")
     for path in (
@@ -208,9 +249,12 @@ def test_only_pages_and_videos_of_runs_are_sent(folder: Path, tmp_path: Path, as
     ):
         assert ask(path)[0] == 404, path
     assert ask("/finished/videos/outside.html")[0] == 500, "a link"
-    assert ask("/damaged/")[0] == 500
-    assert "<script>" not in ask("/damaged/")[2]
+    status, _, text = ask("/damaged/")
+    assert status == 500
+    assert "<script>" not in text
     assert ask("/?kind=launch&data=none")[0] == 500
+
+    # Requests of other pages.
     for host in ("example.org", "127.0.0.1", ""):
         assert ask("/", Host=host)[0] == 403, "a name that leads here from elsewhere"
     for method in ("POST", "PUT", "DELETE", "OPTIONS"):
