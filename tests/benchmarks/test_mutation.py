@@ -55,9 +55,10 @@ def test_a_mutant_changes_its_place_only() -> None:
 
 def test_a_sample_has_mutants_of_many_lines_and_depends_on_the_seed() -> None:
     source = "\n".join(f"x{index} = y < 1" for index in range(12)).encode()
-    drawn = [sample("file.py", source, 5, seed) for seed in (0, 0, 1)]
-    assert drawn[0] == drawn[1] != drawn[2]
-    assert len({mutant.line for mutant in drawn[0]}) == 5
+    drawn = sample("file.py", source, 5, seed=0)
+    assert sample("file.py", source, 5, seed=0) == drawn
+    assert sample("file.py", source, 5, seed=1) != drawn
+    assert len({mutant.line for mutant in drawn}) == 5
     assert len(sample("file.py", source, 100, 0)) == 12
 
 
@@ -83,10 +84,14 @@ def test_label():
 
 
 def test_survivors_are_told_from_what_tests_catch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In a repository without commits; then again with the results of before, and with a better test."""
+    """In a repository without commits. Earlier results are used again where the file and its tests are the same.
+
+    The lines of the output are a run of the tests without a mutant, and one for each mutant.
+    """
     monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")  # importing them takes most of the time
     subprocess.run(["git", "init", "-q", tmp_path], check=True)
-    file, test = "package/source.py", "tests/test_source.py"
+    file = "package/source.py"
+    test = "tests/test_source.py"
     for name, text in ((file, SOURCE), (test, TEST)):
         (tmp_path / name).parent.mkdir()
         (tmp_path / name).write_text(text)
@@ -98,17 +103,25 @@ def test_survivors_are_told_from_what_tests_catch(tmp_path: Path, monkeypatch: p
 
     change = "x * unit if unit else x -> x if unit else x * unit"
     expected = {"mutants": 2, "caught": 1, "argued": {}, "survivors": [f"{file}:6: {change}"]}
+
+    # The test knows nothing of one function.
     first = measured({})
     assert first == (expected, ["1 mutants survived: expected at least 95% to be caught"], 3)
     assert measured({}) == first
-    reasons = {(file, change): "nobody has labels"}
-    expected = {"mutants": 2, "caught": 1, "argued": {change: "nobody has labels"}, "survivors": []}
+
+    # There is a reason why nothing can notice the mutant.
+    reasons = {(file, change): "labels are not used"}
+    expected = {"mutants": 2, "caught": 1, "argued": {change: "labels are not used"}, "survivors": []}
     assert measured(reasons) == (expected, [], 3)
+
+    # With a better test.
     with (tmp_path / test).open("a") as tests:
         tests.write(BETTER)
     expected = {"mutants": 2, "caught": 2, "argued": {}, "survivors": []}
     assert measured(reasons) == (expected, [], 5), "the tests alone, and the survivor"
     assert (tmp_path / file).read_text() == SOURCE
+
+    # With a test that fails.
     (tmp_path / test).write_text("assert False")
     with pytest.raises(RuntimeError, match=f"{file}: its tests fail without a mutant: ERROR {test}"):
         measured(reasons)
