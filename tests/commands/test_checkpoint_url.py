@@ -31,8 +31,15 @@ def steps(store: Path) -> list[int]:
 
 
 def test_a_run_whose_machine_is_lost(finished: tuple[Path, str], tmp_path: Path, cli: Commands) -> None:
-    lost, found, store = tmp_path / "lost", tmp_path / "found", tmp_path / "store"
-    end, url = saved_steps(finished[0])[-1], f"file://{store}"
+    """The last checkpoint behind the URL is resumed in another folder; the end is that of a run without loss."""
+    straight, _ = finished
+    end = saved_steps(straight)[-1]
+    lost = tmp_path / "lost"
+    found = tmp_path / "found"
+    store = tmp_path / "store"
+    url = f"file://{store}"
+
+    # The machine is lost.
     process = start(*LAUNCH, "--run", lost, "--checkpoint-url", url, "--frames", frames(30))
     wait_until(lambda: len(steps(store)) > 2, process)
     process.kill()
@@ -41,12 +48,15 @@ def test_a_run_whose_machine_is_lost(finished: tuple[Path, str], tmp_path: Path,
     assert not (lost / "checkpoints").exists()
     shutil.rmtree(lost)
 
+    # Another one resumes.
     assert f"resumed from {url}/checkpoints/" in cli.run(*RESUME, url, "--run", found)
     actual = checkpoints.load_latest(url)
-    assert (actual.step, len(steps(store))) == (end, 3)
+    assert actual.step == end
+    assert len(steps(store)) == 3, "the newest are kept"
     last = store / "checkpoints" / Path(str(actual.path)).name
-    assert {name: (last / f"{name}.safetensors").read_bytes() for name in state(finished[0])} == state(finished[0])
-    assert (found / "evaluation.json").read_bytes() == (finished[0] / "evaluation.json").read_bytes()
+    for name, content in state(straight).items():
+        assert (last / f"{name}.safetensors").read_bytes() == content, name
+    assert (found / "evaluation.json").read_bytes() == (straight / "evaluation.json").read_bytes()
 
     # From now on the folder stands for the run.
     assert f"{actual.path} (" in cli.run("status", found, "--allow", url)
@@ -58,7 +68,8 @@ def test_a_run_whose_machine_is_lost(finished: tuple[Path, str], tmp_path: Path,
 
 def test_a_run_that_was_copied_behind_a_url(copied: Copied, tmp_path: Path, cli: Commands) -> None:
     """Its new folder can be resumed, even if Ray does not start."""
-    store, new = copied("store"), tmp_path / "new"
+    store = copied("store")
+    new = tmp_path / "new"
     arguments = ["launch", "--resume", f"file://{store}", "--run", new, f"--frames={frames(31)}"]
     cli.refuse(*arguments, "--ray-address", "127.0.0.1:1", words="ray-address: expected a Ray cluster")
     assert json.loads((new / "config.json").read_text())["checkpoint_url"] == f"file://{store}"
@@ -79,12 +90,15 @@ def test_a_run_that_was_copied_behind_a_url(copied: Copied, tmp_path: Path, cli:
     ],
 )
 def test_an_unusable_url(url: str, words: list[str], copied: Copied, no_pauses: None, tmp_path: Path, cli: Any) -> None:
-    """It is refused before the first update, and leaves nothing, but for the folder of a run that was killed."""
-    run, store = tmp_path / "run", str(copied("store"))
+    """It is refused before the first update. No folder is left; one that was there is not changed."""
+    run = tmp_path / "run"
+    store = str(copied("store"))
     arguments = [*LAUNCH, "--run", run, "--checkpoint-url", url.replace("STORE", store)]
     words = [word.replace("STORE", store) for word in words]
     cli.refuse(*arguments, words=words)
     assert [path.name for path in tmp_path.iterdir()] == ["store"]
+
+    # The folder of a run that was killed.
     run.mkdir()
     (run / "config.json").write_text("{}")
     cli.refuse(*arguments, words=words)
@@ -106,14 +120,20 @@ def unreliable(no_pauses: None, tmp_path: Path) -> Iterator[str]:
 
 
 def test_a_network_that_fails(unreliable: str, tmp_path: Path, cli: Commands) -> None:
-    """It stops the run and spares older checkpoints."""
-    run, down = tmp_path / "run", "the network is down"
+    """It stops the run, of which older checkpoints are kept."""
+    run = tmp_path / "run"
+    down = "the network is down"
+    always = range(1, 10**6)
+    from_call_60 = range(60, 10**6)
+
+    # From the beginning.
     new = [*LAUNCH, "--run", run, f"--frames={frames(8)}", "--checkpoint-url", unreliable]
-    Unreliable.fail(range(1, 10**6))
+    Unreliable.fail(always)
     cli.refuse(*new, words=f"{unreliable} cannot be read or written: ConnectionResetError: {down}")
     assert not run.exists()
 
-    Unreliable.fail(range(60, 10**6))
+    # During training.
+    Unreliable.fail(from_call_60)
     error = cli.refuse(*new)
     assert Unreliable.calls == 60, "it did not stop at once"
     Unreliable.fail(())
@@ -122,7 +142,8 @@ def test_a_network_that_fails(unreliable: str, tmp_path: Path, cli: Commands) ->
     assert named, error
     assert 0 < int(named[1]) <= saved.step
 
-    Unreliable.fail(range(1, 10**6))
+    # For other commands, until it works again.
+    Unreliable.fail(always)
     assert down in cli.run("status", run, "--allow", unreliable)
     for command in (["evaluate"], RESUME):
         cli.refuse(*command, run, "--allow", unreliable, words=down)
@@ -133,9 +154,8 @@ def test_a_network_that_fails(unreliable: str, tmp_path: Path, cli: Commands) ->
 
 def test_the_url_of_a_foreign_run_is_not_used(unreliable: str, copied: Copied, tmp_path: Path, cli: Commands) -> None:
     """Unless the user allows it by name."""
-    run, told = copied("run"), f"--allow {unreliable}"
-    config = json.loads((run / "config.json").read_text()) | {"checkpoint_url": unreliable}
-    (run / "config.json").write_text(json.dumps(config))
+    run = copied("run", checkpoint_url=unreliable)
+    told = f"--allow {unreliable}"
     begin(tmp_path / "sweep", {"run": read_config(Run(run))}, "compressive compare")
     assert told in cli.run("status", run)
     for typed in (["evaluate", run], [*RESUME, run], ["export", run, tmp_path / "new"], ["visualize", run]):
@@ -193,15 +213,25 @@ def test_a_url_with_a_secret_is_refused(url: str, tmp_path: Path, cli: Commands)
 def test_secrets_in_errors_of_a_store(
     unreliable: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cli: Commands
 ) -> None:
-    run, error = tmp_path / "run", f"PUT https://user:{SECRET}@host/run?X-Amz-Signature={SECRET} failed"
+    run = tmp_path / "run"
+    error = f"PUT https://user:{SECRET}@host/run?X-Amz-Signature={SECRET} failed"
     Unreliable.fail(range(60, 10**6), error=ConnectionError(error))
+
+    # In what commands say.
     said = cli.refuse(*LAUNCH, "--run", run, f"--frames={frames(8)}", "--checkpoint-url", unreliable)
     assert f"{unreliable} cannot be read or written: ConnectionError: PUT https://***@host/" in said
     said += cli.run("status", run, "--allow", unreliable)
+
+    # In the warning before another attempt.
     monkeypatch.setattr(storage, "PAUSES", (0.0,))
     with pytest.raises(storage.StorageError):
         storage.UrlStore(unreliable).claim("me")
     warned = cli.capfd.readouterr().err
-    assert "ConnectionError: PUT https://***@host/" in warned, "before another attempt"
+    assert "ConnectionError: PUT https://***@host/" in warned
+
+    # Nor in any file.
     assert SECRET not in said + warned
-    assert SECRET.encode() not in b"".join(path.read_bytes() for path in tmp_path.rglob("*") if path.is_file())
+    files = [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert files
+    for path in files:
+        assert SECRET.encode() not in path.read_bytes(), path

@@ -2,6 +2,7 @@
 
 import io
 import json
+import math
 import os
 import re
 import shlex
@@ -40,29 +41,33 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def options(corpus: Path, run: Path, steps: int, *others: str) -> list[str]:
+    """The command that trains a tiny compressive model on a corpus."""
     words = ["text", "train", *COMPRESSIVE_TEXT, f"--path={corpus}", f"--run={run}", f"--learner.steps={steps}"]
     return [*words, *others]
 
 
 @pytest.fixture(scope="module")
 def trained(corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished run of 40 steps, with a checkpoint after each."""
     run = tmp_path_factory.mktemp("runs") / "trained"
     main(options(corpus, run, 40, "--checkpoint-seconds=0"))
     return run
 
 
 def measured(run: Path, split: str = "") -> dict[str, Any]:
+    """The evaluation at the end of training, or by a later command, such as "-test"."""
     return json.loads((run / f"evaluation{split}.json").read_text())
 
 
 def test_a_run_is_a_folder(trained: Path) -> None:
     rows = read_metrics(trained)
-    assert rows[-1]["step"] == 40
-    assert rows[-1]["valid/bits_per_byte"] < rows[0]["loss/nll"] / 0.693
+    first, *_, last = rows
+    assert last["step"] == 40
+    assert last["valid/bits_per_byte"] < first["loss/nll"] / math.log(2), "it learned"
     assert [row["step"] for row in rows if "valid/nll" in row] == [16, 32, 40]
     assert json.loads((trained / "config.json").read_text())["model"]["core"]["name"] == "compressive"
     found = measured(trained)
-    assert found["bits_per_byte"] == pytest.approx(found["nll"] / 0.6931471805599453 / found["bytes"])
+    assert found["bits_per_byte"] == pytest.approx(found["nll"] / math.log(2) / found["bytes"])
     assert (found["step"], found["rows"], found["precision"]) == (40, 16, "float32")
     assert list(trained.glob("events*"))
 
@@ -72,9 +77,12 @@ def test_a_run_is_a_folder(trained: Path) -> None:
 def test_two_learners_on_ray_equal_one_though_one_is_killed(corpus: Path, tmp_path: Path) -> None:
     """With relative paths; Ray's processes have another working directory. Then Ctrl-C stops them with a checkpoint."""
     words = ["text", "train", *TINY_TEXT, "--core=transformer-xl", "--learner.device=cpu"]
-    main([*words, f"--path={corpus}", f"--run={tmp_path / 'one'}", "--learner.steps=8"])
-    paths = [f"--path={os.path.relpath(corpus, tmp_path)}", "--run=two"]
+    one = tmp_path / "one"
+    main([*words, f"--path={corpus}", f"--run={one}", "--learner.steps=8"])
+
+    # Two learners, one of which is killed after four steps.
     two = tmp_path / "two"
+    paths = [f"--path={os.path.relpath(corpus, tmp_path)}", "--run=two"]
     with (tmp_path / "screen").open("w+") as screen:
         words += [*paths, "--learners=2", "--learner.steps=1000000"]
         process = start(*words, output=screen, cwd=tmp_path, env={**ENVIRONMENT, "MARK": str(tmp_path)})
@@ -88,14 +96,18 @@ def test_two_learners_on_ray_equal_one_though_one_is_killed(corpus: Path, tmp_pa
         status = process.wait(PATIENCE)
         screen.seek(0)
         said = screen.read()
+
+    # What is printed, and the last checkpoint.
     assert status == 128 + signal.SIGINT, said
     assert "pid=" not in said, "nothing of Ray's"
     assert "/1M steps" in said
     rows = read_metrics(two)
     assert saved_steps(two)[-1] == rows[-1]["step"], "nothing is lost"
     assert f"stopped at step {rows[-1]['step']}; resume with: compressive text train --resume two" in said
+
+    # The numbers of the first eight steps.
     for name in ("step", "loss/nll", "gradient/norm"):
-        expected = [row[name] for row in read_metrics(tmp_path / "one")]
+        expected = [row[name] for row in read_metrics(one)]
         assert [row[name] for row in rows[:8]] == pytest.approx(expected, rel=1e-5), name
 
 
@@ -132,13 +144,19 @@ def test_a_run_works_from_any_folder_and_its_text_may_move(
     said = cli.run("text", "train", *COMPRESSIVE_TEXT, "--path=text", "--run=my [old] run", "--learner.steps=2")
     for command in ("text train --resume", "text evaluate", "text sample"):
         assert f"compressive {command} {shlex.quote('my [old] run')}" in said
+
+    # From another folder.
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir(tmp_path / "elsewhere")
     run = tmp_path / "my [old] run"
     main(["text", "evaluate", str(run)])
+
+    # With a text that has moved.
     (tmp_path / "text").rename(tmp_path / "moved")
     main(["text", "train", f"--resume={run}", "--path=../moved", "--learner.steps=4"])
     assert json.loads((run / "config.json").read_text())["path"] == str(tmp_path / "moved")
+
+    # For fewer steps than it has.
     main(["text", "train", f"--resume={run}", "--learner.steps=3"])
     assert (saved_steps(run)[-1], measured(run)["step"]) == (4, 4), "the step that was measured"
 
@@ -149,17 +167,25 @@ def test_sample_continues_a_prompt(trained: Path, cli: Commands, monkeypatch: py
     assert first.startswith("def ")
     assert len(first) > 15
     assert cli.run(*words) == first
+
+    # A long prompt from the standard input is not repeated in the output.
     monkeypatch.setattr("sys.stdin", types.SimpleNamespace(buffer=io.BytesIO(b"def function" * 500)))
-    assert len(cli.run("text", "sample", trained, "--prompt=-", "--length=5", "--temperature=0").strip("\n")) <= 6
+    said = cli.run("text", "sample", trained, "--prompt=-", "--length=5", "--temperature=0")
+    assert len(said.strip("\n")) <= 6
 
 
 @pytest.mark.parametrize("core", ["local", "lstm"])
 def test_baselines_by_one_flag(core: str, corpus: Path, tmp_path: Path) -> None:
-    sizes = [each for each in TINY_TEXT if ".core" not in each or (core == "local" and "memory" not in each)]
-    others = [f"--core={core}", "--model.core.model-size=16", "--learner.steps=4", "--reset-at-starts"]
-    main(["text", "train", *sizes, f"--path={corpus}", f"--run={tmp_path}/run", *others])
-    assert saved_steps(tmp_path / "run")[-1] == 4
-    config = json.loads((tmp_path / "run" / "config.json").read_text())
+    run = tmp_path / "run"
+    words = ["text", "train", f"--core={core}", f"--path={corpus}", f"--run={run}", "--reset-at-starts"]
+    words += [option for option in TINY_TEXT if ".core" not in option]
+    words += ["--model.core.model-size=16", "--learner.steps=4"]
+    if core == "local":
+        # It has the options of a transformer, but no memory.
+        words += [option for option in TINY_TEXT if ".core" in option and "memory" not in option]
+    main(words)
+    assert saved_steps(run)[-1] == 4
+    config = json.loads((run / "config.json").read_text())
     assert config["reset_at_starts"]
 
 
@@ -173,7 +199,9 @@ def test_words_with_an_adaptive_softmax(corpus: Path, tmp_path: Path, cli: Comma
     found = measured(run)
     for each in (found, measured(run, "-test"), *read_metrics(run)):
         assert not {"bits_per_byte", "valid/bits_per_byte"} & each.keys()
-    assert found["word_perplexity"] == pytest.approx(2.718281828459045 ** found["nats_per_token"])
+    assert found["word_perplexity"] == pytest.approx(math.exp(found["nats_per_token"]))
+
+    # The benchmark of text compares bits a byte.
     with pytest.raises(SystemExit):
         tyro.cli(Options, args=["--tokens=words"])
 
@@ -181,8 +209,9 @@ def test_words_with_an_adaptive_softmax(corpus: Path, tmp_path: Path, cli: Comma
 def test_text_without_spaces(tmp_path: Path) -> None:
     """The evaluated part has no whole word."""
     (tmp_path / "text").mkdir()
+    first_ideograph = 0x4E00
     for index, split in enumerate(("train", "valid", "test")):
-        text = "".join(chr(19968 + (index + number) % 500) for number in range(1000))
+        text = "".join(chr(first_ideograph + (index + number) % 500) for number in range(1000))
         (tmp_path / "text" / f"{split}.txt").write_text(text)
     main(options(tmp_path / "text", tmp_path / "run", 2, "--evaluate-tokens=20"))
     assert saved_steps(tmp_path / "run")[-1] == 2
@@ -201,6 +230,8 @@ def test_bad_input_is_refused_before_writing(corpus: Path, trained: Path, tmp_pa
     }.items():
         cli.refuse(*options(corpus, tmp_path / "run", 4, *change.split()), words=words)
     assert not (tmp_path / "run").exists()
+
+    # Options that do not fit a run, or another text than it was trained on.
     write_corpus("text", tmp_path / "other")
     (tmp_path / "other" / "0.txt").write_text("other\n" * 40)
     other = (f"--path={tmp_path / 'other'}", f"corpus: expected the data that {trained} was trained on")
@@ -216,9 +247,11 @@ def test_bad_input_is_refused_before_writing(corpus: Path, trained: Path, tmp_pa
 
 def test_a_run_that_is_damaged_or_of_another_version(fresh: Callable[[], Path], cli: Commands) -> None:
     run = fresh()
-    last, file = run / "checkpoints" / f"{40:012d}", run / "tokenizer.json"
-    state, tokenizer = (last / "state.json").read_text(), json.loads(file.read_text())
     resume = ["train", f"--resume={run}"]
+
+    # Its checkpoint.
+    last = run / "checkpoints" / f"{40:012d}"
+    state = (last / "state.json").read_text()
     for path, value, words in (
         ("learner", GONE, "learner in it"),
         ("learner step", "40", "learner: step: expected a whole number of 0 or more, got '40'"),
@@ -227,6 +260,10 @@ def test_a_run_that_is_damaged_or_of_another_version(fresh: Callable[[], Path], 
         (last / "state.json").write_text(state)
         forge(last, lambda content, path=path, value=value: edit(content["state"], path, value))  # type: ignore[misc]
         cli.refuse("text", *resume, words=words)
+
+    # Its tokenizer.
+    file = run / "tokenizer.json"
+    tokenizer = json.loads(file.read_text())
     file.write_text(json.dumps(tokenizer | {"digest": 3}))
     cli.refuse("text", *resume, words="tokenizer.json: digest: expected a text")
     for text, words in {"{": f"{file}: expected JSON", "[]": "got []", '{"kind": ["words"]}': "tokenizer"}.items():
