@@ -45,12 +45,14 @@ def run_case(arguments: Sequence[str], folder: Path, seconds: float = SECONDS) -
     process = context.Process(target=_run, args=(list(arguments), str(folder), dict(os.environ)))
     process.start()
     process.join(seconds)
-    hung = process.is_alive()
-    if hung:
+    status = process.exitcode
+    if process.is_alive():
+        status = None
         process.kill()
         process.join()
-    out, err = ((folder / name).read_text(errors="surrogateescape") for name in ("stdout", "stderr"))
-    return Outcome(None if hung else process.exitcode, out, err)
+    out = (folder / "stdout").read_text(errors="surrogateescape")
+    err = (folder / "stderr").read_text(errors="surrogateescape")
+    return Outcome(status, out, err)
 
 
 def _run(arguments: list[str], folder: str, environment: dict[str, str]) -> None:
@@ -60,7 +62,10 @@ def _run(arguments: list[str], folder: str, environment: dict[str, str]) -> None
     for number, name, mode in ((0, os.devnull, "r"), (1, "stdout", "w"), (2, "stderr", "w")):
         with open(name, mode) as file:
             os.dup2(file.fileno(), number)
-    sys.stdin, sys.stdout, sys.stderr = open(0), open(1, "w", encoding="utf-8"), open(2, "w")  # noqa: SIM115
+    sys.stdin = open(0)  # noqa: SIM115
+    sys.stdout = open(1, "w", encoding="utf-8")  # noqa: SIM115
+    sys.stderr = open(2, "w")  # noqa: SIM115
+
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     signal.signal(signal.SIGINT, signal.SIG_DFL)
@@ -73,21 +78,29 @@ def _run(arguments: list[str], folder: str, environment: dict[str, str]) -> None
 def fault(outcome: Outcome, folder: Path, damaged: Path | None = None) -> str | None:
     """What is wrong with how a command ended in a folder; None if nothing is. `damaged` need not be JSON."""
     lines = outcome.err.rstrip("\n").split("\n")
+    last = lines[-1]
     if outcome.status is None:
         return "hung"
     if outcome.status not in (0, 1, 2):
-        return f"status {outcome.status}: {lines[-1]}"
+        return f"status {outcome.status}: {last}"
     if "Traceback (most recent call last)" in outcome.err:
-        return f"traceback: {lines[-1]}"
-    ours = [line for line in lines if line.startswith("compressive: ")]
-    if outcome.status and ours != lines[-1:]:
-        return f"expected one line at the end, got {lines[-3:]}"
-    if outcome.status and (len(lines[-1]) > LONGEST or re.match(r"compressive: *(\(see|$)", lines[-1])):
-        return f"a message of {len(lines[-1])} characters: {lines[-1][:80]}"
+        return f"traceback: {last}"
+
+    # A command that fails says why in its last line.
+    if outcome.status != 0:
+        ours = [line for line in lines if line.startswith("compressive: ")]
+        if ours != [last]:
+            return f"expected one line at the end, got {lines[-3:]}"
+        is_empty = re.match(r"compressive: *(\(see|$)", last)
+        if is_empty or len(last) > LONGEST:
+            return f"a message of {len(last)} characters: {last[:80]}"
+
+    # JSON in files, in rows of files, and in the output of `evaluate --json`.
     written = [path for path in folder.rglob("*.json*") if path.is_file() and path != damaged]
     texts = [path.read_text() for path in written if path.suffix == ".json"]
     texts += [line for path in written if path.suffix == ".jsonl" for line in path.open()]
-    texts += [outcome.out] if outcome.out.startswith("[\n") else []  # of evaluate --json
+    if outcome.out.startswith("[\n"):
+        texts.append(outcome.out)
     for text in texts:
         try:
             strict_json(text)

@@ -122,8 +122,13 @@ def test_bad_input_is_one_line(
         (tmp_path / kind.upper() / "config.json").write_text(json.dumps({"kind": kind}))
     (tmp_path / "RUN").symlink_to(finished[0])
 
-    def content() -> dict[Path, bytes | bool]:
-        return {path: path.is_file() and path.read_bytes() for path in tmp_path.rglob("*") if path.name != ".lock"}
+    def content() -> dict[Path, bytes | None]:
+        """What is in the folder, by path; None for a folder in it."""
+        found: dict[Path, bytes | None] = {}
+        for path in tmp_path.rglob("*"):
+            if path.name != ".lock":
+                found[path] = path.read_bytes() if path.is_file() else None
+        return found
 
     before = content()
     cli.refuse(*shlex.split(typed), words=fragment)
@@ -149,6 +154,7 @@ def test_errors_of_the_program_keep_their_traceback(monkeypatch: pytest.MonkeyPa
 # Runs of other versions, edited by hand or damaged.
 
 GONE = object()
+"""For `edit`: the value is removed."""
 DEEP = json.loads("[" * 400 + "]" * 400)
 
 
@@ -180,12 +186,16 @@ def test_a_configuration_that_is_damaged_or_of_another_version(copied: Copied, c
     folder = copied()
     config = folder / "config.json"
     before = config.read_text()
+
+    # JSON with a value that does not fit.
     for path, value, words in CONFIGS:
         plain = json.loads(before)
         edit(plain, path, value)
         config.write_text(json.dumps(plain))
         for command in (RESUME, ["evaluate"], ["status"]):
             cli.refuse(*command, folder, words=[str(config), words])
+
+    # Other text.
     for text, words in {
         "\0\xff": "expected JSON",
         "[]": "expected an object, got []",
@@ -234,9 +244,12 @@ def test_actors_of_another_version(copied: Copied, cli: Commands) -> None:
     name = next(name for name in tensors if name.startswith("0/") and name.endswith("/reward"))
     tensors[name] = tensors[name].double()
     save_file(tensors, last / "actors.safetensors")
+
+    # The checkpoint itself is not damaged: it has the digest of the new file.
     data = (last / "actors.safetensors").read_bytes()
     digest = {"size": len(data), "sha256": hashlib.sha256(data).hexdigest()}
     forge(last, lambda content: content["files"].update({"actors.safetensors": digest}))
+
     expected = f"{last} does not fit: actors: {name}: expected torch.float32 [2], got torch.float64 [2]"
     cli.refuse(*RESUME, folder, "--frames=1000000", words=expected)
 

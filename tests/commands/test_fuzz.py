@@ -88,7 +88,8 @@ Case = tuple[str, list[str], Path | None]
 
 def check(cases: Iterable[Case], place: Path, least: int) -> None:
     """Runs cases, at least so many, and names those that end badly."""
-    faults, count = [], 0
+    faults = []
+    count = 0
     for name, arguments, damaged in cases:
         count += 1
         if found := fault(run_case(arguments, place), place, damaged):
@@ -100,28 +101,41 @@ def check(cases: Iterable[Case], place: Path, least: int) -> None:
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_options(command: str, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three odd values for each option; an option that takes none is given one."""
     monkeypatch.setenv("COLUMNS", "80")  # help has one option below the other
     out = run_case([*command.split(), "--help"], place).out
     options = re.findall(r"^│ (--[a-z][\w.-]+) *([^\n│]*?) *│$", out, re.MULTILINE)
 
+    def odd_values(name: str, takes: str) -> list[str]:
+        draw = random.Random(f"{command} {name}")
+        if not takes:
+            return ["x"]
+        if "INT" in takes or "FLOAT" in takes:
+            return [*draw.sample(NUMBERS, 2), *draw.sample(TEXTS, 1)]
+        return draw.sample(TEXTS, 3)
+
+    def takes_long(name: str, value: str) -> bool:
+        is_much_work = name.endswith(WORK) and value == str(10**12)
+        is_all_files = name.endswith("path") and value == "/"
+        return is_much_work or is_all_files
+
     def cases() -> Iterable[Case]:
         for name, takes in options:
-            draw = random.Random(f"{command} {name}")
-            numeric = "INT" in takes or "FLOAT" in takes
-            values = [*draw.sample(NUMBERS, 2), *draw.sample(TEXTS, 1)] if numeric else draw.sample(TEXTS, 3)
-            for value in values if takes else ["x"]:
-                long = (name.endswith(WORK) and value == str(10**12)) or (name.endswith("path") and value == "/")
-                if not long:
+            for value in odd_values(name, takes):
+                if not takes_long(name, value):
                     yield f"{name}={value!r}", [*command.split(), *COMMANDS[command], f"{name}={value}"], None
 
-    check(cases(), place, 0 if command == "status" else 4)
+    check(cases(), place, least=0 if command == "status" else 4)
 
 
-def write(text: str | bytes) -> Callable[[Path], Any]:
-    return lambda path: path.write_bytes(text.encode() if isinstance(text, str) else text)
+def write(content: str | bytes) -> Callable[[Path], Any]:
+    """Returns a function that writes a file."""
+    data = content.encode() if isinstance(content, str) else content
+    return lambda path: path.write_bytes(data)
 
 
 def sparse(path: Path) -> None:
+    """Makes a file of 2 GiB of zeros that takes no place on the disk."""
     with path.open("wb") as file:
         file.truncate(2 << 30)
 
@@ -150,20 +164,28 @@ CORPUS_DAMAGES = [how for how in DAMAGES if how != "huge"]  # a corpus may be hu
 
 
 def damage(path: Path, how: str) -> None:
+    """Replaces a file: "half" keeps the first half of its bytes, others are of `DAMAGES`."""
     before = path.read_bytes()
     path.unlink()
-    write(before[: len(before) // 2])(path) if how == "half" else DAMAGES[how](path)
+    if how == "half":
+        path.write_bytes(before[: len(before) // 2])
+    else:
+        DAMAGES[how](path)
 
 
 def change(path: Path, draw: random.Random) -> str:
     """Replaces a value of a JSON file, corrects its digest if it has one, and returns what it did."""
     content = json.loads(path.read_text())
     digest = content.pop("sha256", None)
-    node, key = content, draw.choice(list(content))
+
+    # Goes down into the content at random.
+    node = content
+    key = draw.choice(list(content))
     while isinstance(node[key], dict | list) and node[key] and draw.random() < 0.8:
         node = node[key]
         key = draw.choice(list(node) if isinstance(node, dict) else range(len(node)))
     node[key] = draw.choice(VALUES)
+
     if digest is not None:
         content["sha256"] = serialization.digest(content)
     path.write_text(json.dumps(content))
@@ -172,21 +194,30 @@ def change(path: Path, draw: random.Random) -> str:
 
 @pytest.mark.parametrize("kind", READERS)
 def test_run_folders(kind: str, runs: Path, place: Path) -> None:
-    names = sorted(str(path.relative_to(runs / kind)) for path in (runs / kind).rglob("*") if path.is_file())
+    """A damaged file, or one of twelve changed values of a JSON file, and a command that reads the run."""
+    files = [path for path in (runs / kind).rglob("*") if path.is_file()]
+    names = sorted(str(path.relative_to(runs / kind)) for path in files)
     names = [name for name in names if name.endswith((".json", ".jsonl", ".safetensors", ".lock"))]
     draw = random.Random(kind)
 
     def cases() -> Iterable[Case]:
         for name in names:
-            for how in [*DAMAGES, "half", *(["change"] * 12 if name.endswith(".json") else [])]:
+            damages = [*DAMAGES, "half"]
+            if name.endswith(".json"):
+                damages += ["change"] * 12
+            for how in damages:
                 shutil.rmtree(place / "COPY", ignore_errors=True)
                 shutil.copytree(runs / kind, place / "COPY", ignore=shutil.ignore_patterns("events.*"))
                 path = place / "COPY" / name
-                done = change(path, draw) if how == "change" else damage(path, how)
+                changed = ""
+                if how == "change":
+                    changed = change(path, draw)
+                else:
+                    damage(path, how)
                 command = draw.choice(READERS[kind])
-                yield f"{name}, {how} {done or ''}, {command}", [*command.split(), "COPY"], path.absolute()
+                yield f"{name}, {how} {changed}, {command}", [*command.split(), "COPY"], path.absolute()
 
-    check(cases(), place, 100)
+    check(cases(), place, least=100)
 
 
 @pytest.mark.parametrize(
@@ -198,30 +229,40 @@ def test_run_folders(kind: str, runs: Path, place: Path) -> None:
     ],
 )
 def test_corpora(command: str, corpus: str, option: str, odd: str, runs: Path, place: Path) -> None:
-    """One damaged file, beside others or alone."""
+    """One damaged file, beside others or alone; alone it is given as its folder and as a file."""
     header = (runs / "VOICES" / "1.wav").read_bytes()[:44]
+    channels = 22  # where a WAV header has their number
+    three_channels = header[:channels] + b"\3" + header[channels + 1 :] + bytes(3000)
+    copy = place / "COPY"
+    file = copy / odd
 
     def cases() -> Iterable[Case]:
         for how in [*CORPUS_DAMAGES, "half", "header", "three channels"]:
             for alone in (False, True):
-                shutil.rmtree(place / "COPY", ignore_errors=True)
-                others = shutil.ignore_patterns("*.txt", "*.wav", "*.png") if alone else None
-                shutil.copytree(runs / corpus, place / "COPY", ignore=others)
-                shutil.copy(runs / corpus / odd, place / "COPY" / odd)
-                if how == "header":
-                    (place / "COPY" / odd).write_bytes(header)
-                elif how == "three channels":
-                    (place / "COPY" / odd).write_bytes(header[:22] + b"\3" + header[23:] + bytes(3000))
+                shutil.rmtree(copy, ignore_errors=True)
+                if alone:
+                    copy.mkdir()
+                    shutil.copy(runs / corpus / odd, file)
                 else:
-                    damage(place / "COPY" / odd, how)
-                for given in ("COPY", f"COPY/{odd}") if alone else ("COPY",):
-                    arguments = [*command.split(), *COMMANDS[command], f"{option}={given}"]
-                    yield f"{odd}, {how}, in {given}{' alone' * alone}", arguments, None
+                    shutil.copytree(runs / corpus, copy)
 
-    check(cases(), place, 50)
+                if how == "header":
+                    file.write_bytes(header)
+                elif how == "three channels":
+                    file.write_bytes(three_channels)
+                else:
+                    damage(file, how)
+
+                places = ["COPY", f"COPY/{odd}"] if alone else ["COPY"]
+                for given in places:
+                    arguments = [*command.split(), *COMMANDS[command], f"{option}={given}"]
+                    yield f"{odd}, {how}, in {given}, alone: {alone}", arguments, None
+
+    check(cases(), place, least=50)
 
 
 NAMED = {"enwik8": "enwik8", "wikitext103": "wiki.train.tokens", "pg19": "train", "folder": "\udcff.txt"}
+"""By corpus: a file that it has. The name of the last one is not UTF-8."""
 
 
 @pytest.mark.parametrize(("corpus", "name"), NAMED.items())
@@ -234,4 +275,4 @@ def test_named_corpora(corpus: str, name: str, runs: Path, place: Path) -> None:
             arguments = ["text", "train", *COMMANDS["text train"], f"--corpus={corpus}", "--path=COPY"]
             yield f"{name!r}, {how}", arguments, None
 
-    check(cases(), place, len(CORPUS_DAMAGES))
+    check(cases(), place, least=len(CORPUS_DAMAGES))
