@@ -20,33 +20,48 @@ from training.evaluation import load_trained_agent
 
 
 def test_an_agent_is_exported(finished: tuple[Path, str], tmp_path: Path, cli: Commands) -> None:
+    run, _ = finished
     small = tmp_path / "small"
-    assert f"visualize {small}" in cli.run("export", finished[0], small)
-    whole, half = load_trained_agent(Run(finished[0])), load_trained_agent(Run(small))
+    assert f"visualize {small}" in cli.run("export", run, small)
+
+    # Its weights and configuration.
+    whole = load_trained_agent(Run(run))
+    half = load_trained_agent(Run(small))
     for mine, theirs in zip(half.agent.parameters(), whole.agent.parameters(), strict=True):
         torch.testing.assert_close(mine, theirs, rtol=2**-10, atol=1e-7)
     assert half.checkpoint.parts["weights"]["policy.weight"].dtype == torch.float16
     assert half.config == whole.config
-    assert read_metrics(small) == read_metrics(finished[0]), "up to 200 rows"
+
+    # Its curves, evaluation and commands.
+    assert read_metrics(small) == read_metrics(run), "up to 200 rows"
     assert json.loads((small / "evaluation.json").read_text())["episodes"] == 2
-    assert read_launches(Run(small)) == read_launches(Run(finished[0])) != []
+    launches = read_launches(Run(run))
+    assert launches
+    assert read_launches(Run(small)) == launches
+
+    # It can be evaluated, but neither replaced nor resumed.
     (evaluated,) = json.loads(cli.run("evaluate", small, "--episodes=2", "--json"))
     assert evaluated["episodes"] == 2
-    cli.refuse("export", finished[0], small, words="output: expected a new folder")
+    cli.refuse("export", run, small, words="output: expected a new folder")
     cli.refuse("launch", "--resume", small, "--local", "--frames=1M", words="does not fit")
 
 
 def test_links_of_a_run_are_not_followed_into_what_is_shared(
     copied: Callable[..., Path], tmp_path: Path, cli: Commands
 ) -> None:
-    run, secret = copied("run"), tmp_path / "secret"
+    run = copied("run")
+    secret = tmp_path / "secret"
     secret.write_text("of another person")
+
+    # A report.
     (run / "videos").mkdir(exist_ok=True)
     (run / "videos" / "new.mp4").symlink_to(secret)
     cli.run("report", run, "--episodes=0")
     page = (run / "report.html").read_text()
     assert base64.b64encode(secret.read_bytes()).decode() not in page
     assert "new.mp4" not in page
+
+    # An export.
     (run / "launches.jsonl").unlink()
     (run / "launches.jsonl").symlink_to(secret)
     cli.refuse("export", run, tmp_path / "small", words="expected a regular file, got a symbolic link")
@@ -54,17 +69,22 @@ def test_links_of_a_run_are_not_followed_into_what_is_shared(
 
 
 def test_every_tensor_keeps_its_precision(tmp_path: Path, cli: Commands, copied: Callable[..., Path]) -> None:
-    """In half precision, in which it is stored if it can be: not huge or tiny numbers, nor statistics of PopArt."""
-    run, small = copied(), tmp_path / "small"
+    """It is stored in half precision if that is enough: not for huge or tiny numbers, nor for statistics of PopArt."""
+    run = copied()
+    small = tmp_path / "small"
     config = json.loads((run / "config.json").read_text())
     config["learner"]["popart"] = True
     (run / "config.json").write_text(json.dumps(config))
+
+    # Numbers that half precision lacks.
     checkpoint = checkpoints.load_latest(run)
     weights = checkpoint.parts["weights"]
     weights["policy.weight"][0, 0] = 1e6
     weights["joint.weight"] *= 1e-6
-    weights["policy.bias"] = 1e-9 + weights["policy.bias"] * 0
-    mean, deviation = 200.0, 2**-5  # the deviation is what matters, and is lost in half precision
+    weights["policy.bias"] = torch.full_like(weights["policy.bias"], 1e-9)
+
+    # Statistics: the deviation is what matters, and is lost in half precision.
+    mean, deviation = 200.0, 2**-5
     statistics = {"mean": mean, "second_moment": mean**2 + deviation**2, "reward_square": 0.25}
     weights |= {f"value.{name}": torch.tensor([value], dtype=torch.float64) for name, value in statistics.items()}
     weights["value.batches"] = torch.tensor([70_000])
@@ -91,7 +111,8 @@ def test_long_curves_are_thinned(
 ) -> None:
     run = copied()
     last = read_metrics(run)[-1]
-    (run / "metrics.jsonl").write_text("".join(json.dumps(last | {"step": step}) + "\n" for step in range(rows)))
+    lines = [json.dumps(last | {"step": step}) + "\n" for step in range(rows)]
+    (run / "metrics.jsonl").write_text("".join(lines))
     cli.run("export", run, tmp_path / "small")
     steps = [row["step"] for row in read_metrics(tmp_path / "small")]
     assert len(steps) == min(rows, 200)

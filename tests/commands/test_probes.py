@@ -16,11 +16,13 @@ from reports.probes import FOLDS, RIDGE, explained_cell, read_in_others, right_c
 def test_a_place_is_in_view_within_half_of_the_field_of_view(yaw: float, view: float) -> None:
     """Yaw and bearings grow to the left of the x axis; the player stands at (3, -2)."""
     recording: Any = SimpleNamespace(poses=np.array([[3.0, -2.0, yaw, 0.0]]), floor_plan={"view": view})
+    distance = 7
     for side in (-1, 1):
         for degrees in (0, view / 2 - 1, view / 2 + 1, view - 1, 120, 180):
             angle = np.radians(yaw + side * degrees)
-            place = 3.0 + 7 * np.cos(angle), -2.0 + 7 * np.sin(angle)
-            assert in_view(recording, 0, *place) == (degrees < view / 2)
+            x = 3.0 + distance * np.cos(angle)
+            y = -2.0 + distance * np.sin(angle)
+            assert in_view(recording, 0, x, y) == (degrees < view / 2)
 
 
 def test_without_a_place_or_a_field_of_view_all_is_in_view() -> None:
@@ -32,13 +34,20 @@ def test_without_a_place_or_a_field_of_view_all_is_in_view() -> None:
 
 def literal_probe(features: np.ndarray, targets: np.ndarray, penalty: float) -> tuple[np.ndarray, float]:
     """Weights for features and the constant of the least mean squared error plus the penalty, by its gradient."""
-    mean, constant = features.mean(axis=0), float(targets.mean())
+    mean = features.mean(axis=0)
     spread = features.std(axis=0)
+    standardized = (features - mean) / spread
+    constant = float(targets.mean())
+
+    rate = 0.2
     weights = np.zeros(features.shape[1])
     for _ in range(4000):
-        error = (features - mean) / spread @ weights + constant - targets
-        weights -= 0.2 * ((features - mean) / spread * error[:, None]).mean(axis=0) + 0.2 * penalty * weights
-    return weights / spread, constant - float(mean @ (weights / spread))
+        error = standardized @ weights + constant - targets
+        gradient = (standardized * error[:, None]).mean(axis=0) + penalty * weights
+        weights -= rate * gradient
+
+    of_features = weights / spread
+    return of_features, constant - float(mean @ of_features)
 
 
 def test_a_probe_is_a_ridge_regression_that_is_fitted_to_other_episodes() -> None:
@@ -56,23 +65,33 @@ def test_a_probe_is_a_ridge_regression_that_is_fitted_to_other_episodes() -> Non
 def test_the_penalty_of_a_probe_grows_with_its_data() -> None:
     """So that twenty times the same data teach the same."""
     random = np.random.default_rng(1)
-    features, targets, episode = random.normal(size=(16, 4)), random.normal(size=(16, 2, 3)), np.arange(16)
+    features = random.normal(size=(16, 4))
+    targets = random.normal(size=(16, 2, 3))
+    episode = np.arange(16)
+    once = read_in_others(features, targets, episode)
     many = read_in_others(np.tile(features, (20, 1)), np.tile(targets, (20, 1, 1)), np.tile(episode, 20))
-    np.testing.assert_allclose(many[:16], read_in_others(features, targets, episode), atol=1e-9)
+    np.testing.assert_allclose(many[:16], once, atol=1e-9)
 
 
 def test_intervals_of_probes_are_over_episodes_not_slots() -> None:
-    """Hundreds of slots that are all right or all wrong in an episode are as few as their episodes."""
+    """Slots that are all right or all wrong in an episode are as few as their episodes."""
+    # Four episodes, in two of which all slots are right.
     episode = np.repeat([7, 2, 9, 4], [10, 400, 30, 60])
     right = np.isin(episode, [2, 9]).astype(float)
     cell = right_cell(right, episode)
     assert (cell["value"], cell["low"], cell["high"]) == (86, 0, 100)
     assert (cell["text"], cell["small"]) == ("86 %", "[0, 100]")
+
+    # All slots of all four.
     alike = right_cell(np.ones(500), episode)
     assert alike["low"] == pytest.approx(100 * 0.025 ** (1 / 4))
+
+    # Shares of variance.
     error = np.where(right == 1, 0.0, 0.5)
     cell = explained_cell(error, np.ones(500), episode)
     assert (cell["value"], cell["low"], cell["high"]) == pytest.approx((93, 50, 100))
+
+    # Many episodes of nine slots each: the interval of a share of episodes.
     many = np.arange(40)
     mixed = (many % 4 > 0).astype(float)
     wanted = [100 * end for end in share_interval(mixed, np.ones(40))]
@@ -86,6 +105,7 @@ def test_what_is_not_explained_is_not_below_zero() -> None:
 
 
 def cell(value: float, low: float, high: float) -> dict[str, float]:
+    """What a probe reads, in percent, with its interval."""
     return {"value": value, "low": low, "high": high}
 
 

@@ -23,15 +23,24 @@ Copied = Callable[..., Path]
 
 def rows_of(run: Path, cli: Commands) -> dict[str, str]:
     """The table that the command prints, by name, and how to resume if it says so."""
-    lines = cli.run("status", run).splitlines()
-    cells = [re.split("  +", line, maxsplit=1) for line in lines if re.match(r"\S.*?  ", line)]
-    again = [line.split(": ", 1) for line in lines if line.startswith("resume with: ")]
-    return {name.strip(): value.strip() for name, value in cells + again}
+    found = {}
+    for line in cli.run("status", run).splitlines():
+        if line.startswith("resume with: "):
+            name, value = line.split(": ", maxsplit=1)
+        elif re.match(r"\S.*?  ", line):
+            name, value = re.split("  +", line, maxsplit=1)
+        else:
+            continue
+        found[name.strip()] = value.strip()
+    return found
 
 
 def test_states_of_a_run(copied: Copied, cli: Commands, monkeypatch: pytest.MonkeyPatch) -> None:
     run = copied("my [red] run :bug:")
-    rows, last = rows_of(run, cli), read_metrics(run)[-1]
+    last = read_metrics(run)[-1]
+
+    # Finished.
+    rows = rows_of(run, cli)
     assert rows["state"] == "finished"
     assert "resume with" not in rows
     assert (rows["environment"], rows["core"]) == ("rooms:small", "compressive")
@@ -40,11 +49,13 @@ def test_states_of_a_run(copied: Copied, cli: Commands, monkeypatch: pytest.Monk
     assert rows["actors"] == "1 alive, 0 restarts"
     assert f"{last['step']:012d}" in rows["checkpoint"]
 
+    # Without its evaluation.
     (run / "evaluation.json").unlink()
     rows = rows_of(run, cli)
     assert rows["state"] == "trained, but not evaluated"
     assert "resume with" in rows
 
+    # Stopped after a quarter of its frames, on one machine and then with Ray.
     config = json.loads((run / "config.json").read_text())
     (run / "config.json").write_text(json.dumps(config | {"frames": config["frames"] * 4}))
     monkeypatch.setenv("COLUMNS", "60")
@@ -57,6 +68,7 @@ def test_states_of_a_run(copied: Copied, cli: Commands, monkeypatch: pytest.Monk
     assert shlex.split(rows_of(run, cli)["resume with"]) == again
     assert f"({100 * last['learner/frames'] / (4 * config['frames']):.1f} %)" in rows["progress"]
 
+    # Running.
     with Run(run).lock():
         assert rows_of(run, cli)["state"] == "running"
         (run / "metrics.jsonl").unlink()
@@ -93,6 +105,7 @@ ROWS = [
     '{"step": -1e308, "time": -1e308, "tasks/seen": 1, "learner/frames": 1e308, "policy_lag/max": Infinity}',
     "[" * 100_000,
 ]
+"""Rows of metrics that are no JSON, or whose values no run writes."""
 
 
 def test_damaged_metrics_and_evaluations(copied: Copied, cli: Commands) -> None:
@@ -121,7 +134,12 @@ def test_folders_and_links_for_files(target: str | None, reader: list[str], copi
     for name in ("evaluation.json", "metrics.jsonl"):
         path = run / name
         path.unlink()
-        path.symlink_to(path if target == "loop" else target) if target else path.mkdir()
+        if target is None:
+            path.mkdir()
+        elif target == "loop":
+            path.symlink_to(path)
+        else:
+            path.symlink_to(target)
         if name == "evaluation.json":
             assert "trained, but not evaluated" in cli.run(*reader, run)
     cli.refuse(*reader, run, words=["expected a regular file", "metrics.jsonl"])
@@ -129,9 +147,13 @@ def test_folders_and_links_for_files(target: str | None, reader: list[str], copi
 
 @pytest.mark.parametrize("kind", ["text", "speech", "images"])
 def test_runs_of_sequences(kind: str, tmp_path: Path, cli: Commands) -> None:
-    run, config = Run(tmp_path / "run"), PRESETS[kind]("cpu", "lstm")
+    run = Run(tmp_path / "run")
+    config = PRESETS[kind]("cpu", "lstm")
+    config = dataclasses.replace(config, learner=dataclasses.replace(config.learner, steps=200))
+
+    # Before its first checkpoint.
     run.checkpoints.mkdir(parents=True)
-    run.write_config(to_plain(dataclasses.replace(config, learner=dataclasses.replace(config.learner, steps=200))))
+    run.write_config(to_plain(config))
     assert rows_of(run.path, cli) == {
         "run": str(run),
         "state": "stopped",
@@ -140,14 +162,19 @@ def test_runs_of_sequences(kind: str, tmp_path: Path, cli: Commands) -> None:
         "core": "lstm",
         "checkpoint": f"{run} has no checkpoint yet",
     }
-    row = {"step": 100, "time": time.time() - 7200, "loss/nll": 2.5, "speed/tokens_per_second": 2000.0}
-    measured, last = {"valid/bits_per_byte": 3.25, "valid/nll": 2.25}, row | {"step": 200, "loss/nll": None}
-    (run.path / "metrics.jsonl").write_text("".join(f"{json.dumps(each)}\n" for each in (row | measured, last)))
+
+    # After two rows, of which the first one has the validation loss and the second one no finite loss.
+    two_hours_ago = time.time() - 7200
+    row = {"step": 100, "time": two_hours_ago, "loss/nll": 2.5, "speed/tokens_per_second": 2000.0}
+    first = row | {"valid/bits_per_byte": 3.25, "valid/nll": 2.25}
+    second = row | {"step": 200, "loss/nll": None}
+    (run.path / "metrics.jsonl").write_text(f"{json.dumps(first)}\n{json.dumps(second)}\n")
     checkpoints.save(run.path, 200, {"weights": {"a": torch.zeros(1)}}, {})
     rows = rows_of(run.path, cli)
     assert rows["state"] == "trained, but not evaluated"
-    known = (rows["progress"], rows["tokens/s"], rows["loss in training"])
-    assert known == ("200 of 200 steps (100.0 %)", "2k", "-")
+    assert rows["progress"] == "200 of 200 steps (100.0 %)"
+    assert rows["tokens/s"] == "2k"
+    assert rows["loss in training"] == "-"
     assert rows["valid bits per byte"] == "3.2500 at step 100"
     assert rows["measured"].startswith("2:00:")
     assert rows["checkpoint"].startswith(f"{200:012d}")
