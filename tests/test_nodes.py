@@ -150,7 +150,10 @@ def learners_survive(cluster: Cluster) -> None:
 def test_processes_killed_for_lack_of_memory_are_replaced(
     make_cluster: Callable[..., Cluster], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By Ray's memory monitor ends every process that works. The pauses are 2, 4, ... s."""
+    """Ray's memory monitor ends every process that works, as if there were no memory left.
+
+    Before each new attempt there is a pause, of 2 s, 4 s and so on.
+    """
     monitor = {"memory_usage_threshold": 0.0, "min_memory_free_bytes": -1, "memory_monitor_refresh_ms": 100}
     ray.init(address=make_cluster(num_cpus=2, _system_config=monitor).address, **START)
     for module in (counting, test_group, test_learner_group):

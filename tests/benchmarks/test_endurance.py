@@ -12,11 +12,13 @@ from tests.actors.counting import make_counting_actor
 
 
 def unrolls(actor_id: int, incarnation: int, number: int) -> list[Any]:
+    """Successive unrolls of one actor. A replaced actor has another incarnation."""
     actor = make_counting_actor(2, actor_id, incarnation)
     return [actor.unroll(8) for _ in range(number)]
 
 
 def ledger_of(*entered: Any) -> Any:
+    """The ledger of unrolls in the order in which they are learned from."""
     ledger = Ledger()
     for unroll in entered:
         ledger.enter(unroll)
@@ -24,12 +26,16 @@ def ledger_of(*entered: Any) -> Any:
 
 
 def test_ledger_accepts_actors_in_turns_and_a_replaced_one() -> None:
-    first, second, third = unrolls(0, 0, 3), unrolls(1, 0, 2), unrolls(0, 1, 2)
-    entered = [first[0], second[0], first[1], second[1], first[2], *third]
+    a1, a2, a3 = unrolls(0, 0, 3)
+    b1, b2 = unrolls(1, 0, 2)
+    replaced = unrolls(0, 1, 2)
+    entered = [a1, b1, a2, b2, a3, *replaced]
     ledger = ledger_of(*entered)
     assert (ledger.repeated, ledger.torn, ledger.fresh) == (0, 0, 1)
     assert ledger.steps == sum(int((~unroll.trajectory.reset[:, 1:]).sum()) for unroll in entered)
     assert ledger.episodes == sum(len(unroll.episodes) for unroll in entered) > 0
+
+    # Checkpoints and metrics that count what was entered, or something else.
     ledger.check_steps(ledger.steps)
     assert ledger.wrong == 0
     row = {"step": ledger.steps, "learner/frames": 4 * ledger.steps, "episode/count": ledger.episodes}
@@ -48,11 +54,17 @@ def test_ledger_finds_repeated_lost_and_reordered_unrolls() -> None:
 
 def test_growth_compares_medians_of_quarters_of_the_time() -> None:
     assert quarters([(0, 1.0), (1, 2.0), (2, 3.0), (79, 4.0), (80, 5.0)]) == [[1, 2, 3], [], [], [4, 5]]
-    hour = [(60.0 * minute, 100.0 + minute) for minute in range(60)]
-    rising, flat = growth(hour), growth([(seconds, 100.0 + 50.0 * (seconds == 600)) for seconds, _ in hour])
+
+
+def test_growth_is_told_from_a_short_peak() -> None:
+    """One value a minute of an hour."""
+    rising = growth([(60.0 * minute, 100.0 + minute) for minute in range(60)])
     assert rising == {"first_quarter": 107.0, "last_quarter": 152.0}
-    assert flat["first_quarter"] == flat["last_quarter"] == 100
-    assert [grows("memory_mb/driver", each) for each in (rising, flat)] == [True, False]
+    assert grows("memory_mb/driver", rising)
+
+    peak = growth([(60.0 * minute, 150.0 if minute == 10 else 100.0) for minute in range(60)])
+    assert peak["first_quarter"] == peak["last_quarter"] == 100
+    assert not grows("memory_mb/driver", peak)
 
 
 def test_each_unreadable_checkpoint_is_found(tmp_path: Path) -> None:
