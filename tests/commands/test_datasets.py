@@ -29,20 +29,26 @@ def datasets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_episodes_of_pictures(finished: tuple[Path, str], cli: Commands) -> None:
     """They are those that `record` plays, to the last bit."""
-    said = cli.run("record", finished[0], "--minari=rooms/agent-v0", "--episodes=2", "--seed=5")
+    run, _ = finished
+    said = cli.run("record", run, "--minari=rooms/agent-v0", "--episodes=2", "--seed=5")
     assert 'minari.load_dataset("rooms/agent-v0")' in said
-    player = load_trained_agent(Run(finished[0]))
+    player = load_trained_agent(Run(run))
     expected = record(player.config, player.agent, 2, seed=5, in_detail=False)
     found = minari.load_dataset("rooms/agent-v0")
     assert found.total_episodes == 2
     for episode, played in zip(found.iterate_episodes(), expected, strict=True):
+        # What was seen: the observation before each step, and the last one.
         steps = len(played.rewards)
         np.testing.assert_array_equal(episode.observations[:-1], played.observations)
         np.testing.assert_array_equal(episode.observations[-1], played.last_observation[0])
+
+        # What was done.
         np.testing.assert_array_equal(episode.actions, played.actions)
         np.testing.assert_array_equal(episode.rewards, played.rewards)
         np.testing.assert_array_equal(np.flatnonzero(episode.terminations), [steps - 1])
         assert not episode.truncations.any()
+
+        # What the agent computed.
         infos = episode.infos
         np.testing.assert_array_equal(infos["value"], played.values)
         np.testing.assert_array_equal(infos["probability"], played.probabilities[np.arange(steps), played.actions])
@@ -54,7 +60,8 @@ def test_episodes_of_pictures(finished: tuple[Path, str], cli: Commands) -> None
 
 def test_large_pictures_lose_nothing(tmp_path: Path, cli: Commands) -> None:
     """Minari itself would store those of 32 pixels and more as JPEG."""
-    run, env = tmp_path / "run", "rooms:small,image_height=32,image_width=32,episode_frames=64"
+    run = tmp_path / "run"
+    env = "rooms:small,image_height=32,image_width=32,episode_frames=64"
     cli.run("launch", "--local", f"--run={run}", f"--env={env}", *SMALL, "--frames=64")
     cli.run("record", run, "--minari=large-v0", "--episodes=1")
     player = load_trained_agent(Run(run))
@@ -77,8 +84,7 @@ def test_its_environment_and_scores(finished: tuple[Path, str], cli: Commands) -
 def test_vectors_and_actions_of_numbers(tmp_path: Path, cli: Commands) -> None:
     run = tmp_path / "run"
     env = "gym:Pendulum-v1,max_episode_steps=20"
-    options = [option for option in SMALL if not option.startswith("--actors.unroll")]
-    cli.run("launch", "--local", f"--run={run}", f"--env={env}", *options, "--actors.unroll-length=8", "--frames=64")
+    cli.run("launch", "--local", f"--run={run}", f"--env={env}", *SMALL, "--frames=64")
     cli.run("record", run, "--minari=pendulum-v3", "--episodes=1")
     found = minari.load_dataset("pendulum-v3")
     assert found.action_space == spaces.Box(-1.0, 1.0, (1,))
@@ -91,20 +97,25 @@ def test_vectors_and_actions_of_numbers(tmp_path: Path, cli: Commands) -> None:
 
 
 def test_instructions_are_beside_what_is_seen(tmp_path: Path, cli: Commands) -> None:
-    run, env = tmp_path / "run", "gym:tests.envs.odd:Many-v0"
+    run = tmp_path / "run"
+    env = "gym:tests.envs.odd:Many-v0"
     cli.run("launch", "--local", f"--run={run}", f"--env={env}", *SMALL, "--frames=64")
     cli.run("record", run, "--minari=told-v0", "--episodes=1", f"--allow={env}")
     found = minari.load_dataset("told-v0")
     (episode,) = found.iterate_episodes()
-    words = episode.observations["instruction"]
     player = load_trained_agent(Run(run), env)
     (played,) = record(player.config, player.agent, 1, in_detail=False)
+
+    # Instructions, which change within the episode.
+    words = episode.observations["instruction"]
     np.testing.assert_array_equal(words, played.words)
     assert found.observation_space["instruction"] == spaces.Box(0, 1000, words.shape[1:], np.int64)
-    first, *_ = episode.observations["observation"]
-    np.testing.assert_array_equal(first[:-1], played.observations)
     assert len(words) == len(played.rewards) + 1
     assert (words[1:] != words[:-1]).any()
+
+    # Observations have several parts, of which a recording shows the first one.
+    first, *_ = episode.observations["observation"]
+    np.testing.assert_array_equal(first[:-1], played.observations)
 
 
 def test_the_first_of_several_tasks_is_played(finished: tuple[Path, str], cli: Commands) -> None:

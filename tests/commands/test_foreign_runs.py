@@ -80,7 +80,8 @@ def test_the_code_of_a_foreign_run_does_not_run(
 
 def test_stages_of_a_foreign_run_need_a_permission(copied: Callable[..., Path], tmp_path: Path, cli: Commands) -> None:
     """To resume it, but not to play, which happens in the last environment."""
-    folder, evil = copied("run"), f"dm:os:system,command=touch {tmp_path}/executed"
+    folder = copied("run")
+    evil = f"dm:os:system,command=touch {tmp_path}/executed"
     config = json.loads((folder / "config.json").read_text()) | {"stages": [f"{evil} until frames 9"]}
     Run(folder).write_config(config)
     told = f"the run's environment {evil!r} can run any code"
@@ -114,14 +115,19 @@ def test_what_is_typed_is_allowed_in_either_spelling(option: str, copied: Callab
 
 
 def test_code_that_the_user_allows_by_name(tmp_path: Path, cli: Commands) -> None:
-    run, more = tmp_path / "run", tmp_path / "more"
+    run = tmp_path / "run"
+    more = tmp_path / "more"
     cli.run("launch", "--local", "--run", run, "--env", f"{WALK},cells=4", *SMALL, "--frames=64")
     shutil.copytree(run, more)
+
+    # To play: --allow or --env has its name.
     cli.refuse("evaluate", run, words=f"--allow {WALK!r}")
     cli.refuse("evaluate", run, "--allow", "dm:tests.envs.dm_tasks:Unhurried", words="can run any code")
     cli.run("evaluate", run, "--episodes=2", "--allow", WALK)
     cli.run("evaluate", run, "--episodes=2", "--env", f"{WALK},cells=4,limit=7")
     cli.run("report", run, "--allow", WALK)
+
+    # To train from it, to compare it, and to resume it.
     new = ["launch", "--local", "--from-run", run, "--frames=64", *SMALL[1:]]
     cli.refuse(*new, "--run", tmp_path / "new", "--env=rooms:small", words=f"--allow {WALK!r}")
     cli.run(*new, "--run", tmp_path / "typed", "--env", f"{WALK},cells=4,limit=7")

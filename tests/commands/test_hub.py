@@ -20,14 +20,18 @@ NAME = "me/agent"
 
 
 @pytest.fixture
-def here(tmp_path: Path) -> Iterator[Hub]:
+def here() -> Iterator[Hub]:
+    """The hub of this machine."""
     with hub.running() as server:
         yield server
 
 
 @pytest.fixture
 def ask(here: Hub, tmp_path: Path) -> Callable[..., Any]:
-    """Runs a command in a process of its own, because huggingface_hub reads its settings when it is imported."""
+    """Runs a command in a process of its own, because huggingface_hub reads its settings when it is imported.
+
+    With `refused` the command must end with one line that holds these words.
+    """
 
     def call(*words: object, token: str = hub.TOKEN, refused: str = "") -> str:
         settings = {"HF_ENDPOINT": here.address, "HF_HOME": str(tmp_path / "home"), "HF_TOKEN": token}
@@ -54,13 +58,17 @@ def test_a_score_without_a_number_of_episodes_has_its_interval() -> None:
 def test_an_agent_goes_to_the_hub_and_comes_back(
     here: Hub, ask: Callable[..., str], finished: tuple[Path, str], tmp_path: Path
 ) -> None:
-    assert f"evaluate hf://{NAME}" in ask("push", finished[0], NAME, "--license=mit")
+    run, _ = finished
+
+    # The files that are pushed.
+    assert f"evaluate hf://{NAME}" in ask("push", run, NAME, "--license=mit")
     assert here.unknown == []
     files = here.files[NAME]
     assert {"config.json", "README.md", "curve.png", "replay.mp4", "evaluation.json"} < set(files)
     assert not [path for path in files if path.endswith(".html")]
     assert not [path for path, content in files.items() if hub.TOKEN.encode() in content]
 
+    # Its card.
     card = files["README.md"].decode()
     metadata = yaml.safe_load(re.match(r"---\n(.*?)\n---", card, re.DOTALL)[1])
     evaluation = json.loads(files["evaluation.json"])
@@ -72,17 +80,22 @@ def test_an_agent_goes_to_the_hub_and_comes_back(
     for line in ("| core | compressive |", f"compressive evaluate hf://{NAME}", "--local", "curve.png"):
         assert line in card
 
-    ask("pull", NAME, tmp_path / "pulled")
-    mine, theirs = checkpoints.load_latest(tmp_path / "pulled"), checkpoints.load_latest(finished[0])
-    assert mine.step == theirs.step
+    # It plays the same from a pulled folder and from the hub.
+    pulled = tmp_path / "pulled"
+    ask("pull", NAME, pulled)
+    step = checkpoints.load_latest(pulled).step
+    assert step == checkpoints.load_latest(run).step
     words = ("--episodes=2", "--json", "--greedy")
-    (near,), (far,) = (json.loads(ask("evaluate", name, *words)) for name in (tmp_path / "pulled", f"hf://{NAME}"))
+    (near,) = json.loads(ask("evaluate", pulled, *words))
+    (far,) = json.loads(ask("evaluate", f"hf://{NAME}", *words))
     assert far["return"] == near["return"]
-    assert (far["run"], far["checkpoint"]) == (f"hf://{NAME}", f"hf://{NAME}/checkpoints/{mine.step:012d}")
+    assert far["run"] == f"hf://{NAME}"
+    assert far["checkpoint"] == f"hf://{NAME}/checkpoints/{step:012d}"
     ask("visualize", f"hf://{NAME}@v1", "--episodes=1", f"--output={tmp_path / 'shown'}")
     assert (tmp_path / "shown" / "episodes.html").is_file()
 
-    ask("push", finished[0], NAME, "--video-episodes=0")
+    # Another commit, without a video.
+    ask("push", run, NAME, "--video-episodes=0")
     assert "replay.mp4" not in here.files[NAME]
     assert ".gitattributes" in here.files[NAME]
     assert len(here.messages[NAME]) == 2
@@ -91,6 +104,8 @@ def test_an_agent_goes_to_the_hub_and_comes_back(
 def test_only_files_of_a_run_are_copied(here: Hub, ask: Callable[..., str], tmp_path: Path, copied: Any) -> None:
     ask("push", copied(), NAME, "--video-episodes=0", "--private")
     assert NAME in here.private
+
+    # Files that are no part of a run, one of them outside of its folder.
     here.files[NAME] |= {
         "report.html": b"<script>",
         "checkpoints/../../../outside.json": b"{}",
@@ -106,20 +121,26 @@ def test_only_files_of_a_run_are_copied(here: Hub, ask: Callable[..., str], tmp_
 
 def test_what_the_hub_and_its_commands_refuse(here: Hub, ask: Callable[..., str], tmp_path: Path, copied: Any) -> None:
     agent = copied()
+
+    # Pushes.
     ask("push", agent, NAME, token="hf_wrong", refused="hf auth login")
     assert here.files == {}
     ask("push", agent, "agent", refused="expected USER/NAME, as on huggingface.co, got 'agent'")
     ask("push", tmp_path, NAME, refused="is not a run")
+
+    # Names that the hub does not have.
     ask("pull", "me/nothing", tmp_path / "pulled", refused="hf://me/nothing")
     ask("pull", "me/nothing", agent, refused="output: expected a new folder")
     ask("evaluate", "hf://me/nothing", refused="hf://me/nothing")
     ask("visualize", "hf://me/nothing", refused="output: expected a folder")
+
+    # Another library's model, and a damaged run.
     here.files[NAME] = {"README.md": b"a model of another library"}
     ask("pull", NAME, tmp_path / "pulled", refused="expected the folder of a run, with config.json")
-
     ask("push", agent, "me/damaged", "--video-episodes=0")
-    (weights,) = (path for path in here.files["me/damaged"] if path.endswith("safetensors"))
-    here.files["me/damaged"][weights] = here.files["me/damaged"][weights][:-1]
+    files = here.files["me/damaged"]
+    (weights,) = (path for path in files if path.endswith("safetensors"))
+    files[weights] = files[weights][:-1]
     ask("pull", "me/damaged", tmp_path / "pulled", refused="no checkpoint that can be read")
     assert not (tmp_path / "pulled").exists()
 

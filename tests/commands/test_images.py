@@ -44,20 +44,29 @@ def test_training_leaves_a_run_with_samples(trained: Path) -> None:
 
 
 def test_evaluate_and_sample(trained: Path, fresh: Callable[[], Path], cli: Commands) -> None:
-    run, finished = fresh(), json.loads((trained / "evaluation.json").read_text())
+    run = fresh()
+    finished = json.loads((trained / "evaluation.json").read_text())
     out = cli.run("images", "evaluate", run)
     again = json.loads((run / "evaluation-test.json").read_text())
     assert again["bits_per_dim"] == pytest.approx(finished["bits_per_dim"], abs=1e-5)
     assert all(word in out for word in ("bits per dim", "uniform", "png", "red", "second"))
-    cli.run("images", "sample", run, "--images=2", "--rows=5", "--split=train", "--out", run / "more")
+
+    # Samples begin with rows of real images, which are above them. Each pixel is drawn as 8 x 8.
+    given = 5
+    cli.run("images", "sample", run, "--images=2", f"--rows={given}", "--split=train", "--out", run / "more")
     sheet = np.asarray(Image.open(run / "more" / "sheet.png"))
     data = Images.prepare(read_config(Run(run), ImagesConfig))
     real = data.splits["train"].thin(2).images(data.shape)
+
+    def image_at(top: int, left: int) -> np.ndarray:
+        return sheet[top : top + 64 : 8, left : left + 64 : 8]
+
     for number in range(2):
-        above, below = (sheet[top : top + 64 : 8, 2 + 68 * number :][:, :64:8] for top in (2, 78))
-        np.testing.assert_array_equal(above, real[number])
-        np.testing.assert_array_equal(below[:5], real[number][:5])
-        assert (below[5:] != real[number][5:]).any()
+        left = 2 + 68 * number
+        np.testing.assert_array_equal(image_at(2, left), real[number])
+        sampled = image_at(78, left)
+        np.testing.assert_array_equal(sampled[:given], real[number][:given])
+        assert (sampled[given:] != real[number][given:]).any()
 
 
 def test_bad_input_is_refused_in_one_line(
@@ -66,9 +75,10 @@ def test_bad_input_is_refused_in_one_line(
     (tmp_path / "bad").mkdir()
     for number in range(3):
         (tmp_path / "bad" / f"{number}.png").write_bytes(b"\x89PNG")
-    other, run = write_corpus("images", tmp_path / "other"), fresh()
+    other = write_corpus("images", tmp_path / "other")
     Image.new("RGB", (9, 9)).save(other / "new.png")
-    train, resume = [*TRAIN[1:], "--run", tmp_path / "new"], ["train", "--resume", run]
+    train = ["train", *TINY_IMAGES, "--run", tmp_path / "new"]
+    resume = ["train", "--resume", fresh()]
     for *arguments, words in (
         [*train, "--corpus.path", tmp_path / "none", "there is no folder"],
         [*train, "--corpus.path", tmp_path / "bad", ".png: expected a whole PNG or JPEG"],

@@ -26,6 +26,7 @@ TRAIN = ["speech", "train", *TINY_SPEECH]
 
 
 def config_of(run: Path) -> SpeechConfig:
+    """The configuration that a run has now."""
     return read_config(Run(run), SpeechConfig)
 
 
@@ -48,11 +49,15 @@ def test_training_leaves_a_run_with_samples(trained: Path) -> None:
     assert summary["bits"] == pytest.approx(summary["nats"] / np.log(2))
     assert {"order_0", "linear", "parameters", "samples"} <= summary.keys()
     assert core_name(config_of(trained)) == "wavenet"
+
+    # Samples: half of each is the prompt, which is of a real file.
     assert summary["drawn"] == str(trained / "samples" / "spectrograms.png")
     assert audio.info(trained / "samples" / "sample-0.wav") == (RATE, 2 * RATE // 100)
     prompt, real = (audio.read(trained / "samples" / f"{name}-0.wav", RATE) for name in ("sample", "real"))
     np.testing.assert_array_equal(prompt[: RATE // 100], real[: RATE // 100])
     assert (trained / "samples" / "spectrograms.png").stat().st_size > 1000
+
+    # In TensorBoard.
     events = EventAccumulator(str(trained)).Reload()
     assert {"real-0", "sample-0"} <= set(events.Tags()["audio"])
     assert "spectrograms" in events.Tags()["images"]
@@ -60,7 +65,10 @@ def test_training_leaves_a_run_with_samples(trained: Path) -> None:
 
 
 def test_evaluate_and_sample(trained: Path, fresh: Callable[[], Path], cli: Commands) -> None:
-    run, finished = fresh(), json.loads((trained / "evaluation.json").read_text())
+    run = fresh()
+    finished = json.loads((trained / "evaluation.json").read_text())
+
+    # The validation split, and the test split of one file.
     cli.run("speech", "evaluate", run, "--split", "validation", "--threads=1")
     validation = json.loads((run / "evaluation-validation.json").read_text())["nats"]
     assert validation == pytest.approx(finished["validation"], abs=1e-5)
@@ -71,6 +79,8 @@ def test_evaluate_and_sample(trained: Path, fresh: Callable[[], Path], cli: Comm
     assert nats == pytest.approx(again["nats"])
     assert "linear" in out
     assert name in out
+
+    # Samples.
     cli.run("speech", "sample", run, "--seconds=0.02", "--prompt-seconds=0.03", "--clips=2", "--out", run / "more")
     expected = {"real-0.wav", "real-1.wav", "sample-0.wav", "sample-1.wav", "spectrograms.png"}
     assert {path.name for path in (run / "more").iterdir()} == expected
@@ -79,9 +89,12 @@ def test_evaluate_and_sample(trained: Path, fresh: Callable[[], Path], cli: Comm
 def test_part_of_a_split_and_a_corpus_that_has_moved(
     voices: Path, fresh: Callable[[], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run, elsewhere = fresh(), shutil.copytree(voices, tmp_path / "moved [twice]")
+    run = fresh()
+    elsewhere = shutil.copytree(voices, tmp_path / "moved [twice]")
     config = config_of(run)
     assert Path(config.corpus.path).is_absolute()
+
+    # A relative path. Of 100 samples 99 are predicted.
     monkeypatch.chdir(tmp_path)
     words = ["--split=validation", "--samples=100", "--threads=1", "--path", "moved [twice]"]
     main(["speech", "evaluate", str(run), *words])
@@ -90,6 +103,7 @@ def test_part_of_a_split_and_a_corpus_that_has_moved(
     data = Speech.prepare(config)
     part = data.held_out("validation", 100)
     assert summary["linear"] == baselines.predictors(data.splits["train"].tokens, part.tokens)["linear"]
+
     main(["speech", "train", "--resume", str(run), "--corpus.path", str(elsewhere), "--learner.steps=8"])
     assert config_of(run).corpus.path == str(elsewhere)
 
@@ -107,9 +121,11 @@ def test_bad_input_is_refused_in_one_line(
 ) -> None:
     (tmp_path / "bad").mkdir()
     (tmp_path / "bad" / "torn.flac").write_bytes(b"fLaC")
-    other, run = write_corpus("speech", tmp_path / "other"), fresh()
+    other = write_corpus("speech", tmp_path / "other")
     audio.write_wav(other / "0.wav", synthetic.utterance(1, 1)[:1000], RATE)
-    train, resume = ["train", "--run", tmp_path / "new", "--threads=1"], ["train", "--resume", trained]
+    run = fresh()
+    train = ["train", "--run", tmp_path / "new", "--threads=1"]
+    resume = ["train", "--resume", trained]
     for *arguments, words in (
         [*train, "--corpus.path", "/nowhere", "there is no folder /nowhere"],
         [*train, "--corpus.include=/etc/*", "include: expected a pattern of names below the folder"],
@@ -124,5 +140,8 @@ def test_bad_input_is_refused_in_one_line(
     assert not (tmp_path / "new").exists()
     refused = cli.refuse("speech", "train", "--resume", run, "--corpus.path", other, words="give their path")
     assert "Python" not in refused  # only text has a corpus that depends on it
-    (run / "corpus.json").write_text(json.dumps(json.loads((run / "corpus.json").read_text()) | {"digest": None}))
+
+    # A damaged record of the corpus.
+    record = json.loads((run / "corpus.json").read_text())
+    (run / "corpus.json").write_text(json.dumps(record | {"digest": None}))
     cli.refuse("speech", "train", "--resume", run, words="corpus.json: digest: expected a text, got None")
