@@ -93,6 +93,8 @@ def test_slider_keys_layers_heads_and_playing(tab: Any, finished: tuple[Path, st
     first = tab.evaluate(SHOWN)
     assert (first["step"], first["slider"]) == (0, 0)
     assert_strip(first, {(0, 0): 1.0})
+
+    # Keys.
     rewarded = next((step for step, reward in enumerate(episode["rewards"]) if reward and step), 0)
     keys = [("ArrowRight", 1), ("ArrowLeft", 0), ("ArrowLeft", 0), ("End", last), ("Home", 0)]
     for key, step in keys + [("n", rewarded)] * bool(rewarded):
@@ -103,6 +105,8 @@ def test_slider_keys_layers_heads_and_playing(tab: Any, finished: tuple[Path, st
         assert data["actions"][episode["actions"][step]] in shown["facts"]
         assert tab.locator("#policy .chosen").first.inner_text() == data["actions"][episode["actions"][step]]
         assert step != last or (shown["frame"] != first["frame"] and shown["map"] != first["map"])
+
+    # The slider, one layer, and one head.
     views = []
     for choose, layers, chosen in (
         (lambda: tab.locator("#slider").fill("150"), [0, 1], heads),
@@ -115,18 +119,26 @@ def test_slider_keys_layers_heads_and_playing(tab: Any, finished: tuple[Path, st
         assert {slot["kind"] for slot in views[-1]["slots"]} <= {"compressed", "memory", "segment"}
     assert len({json.dumps([view["slots"], view["ribbon"]]) for view in views}) == 3
     assert len({view["frame"] for view in views}) == 1
+
+    # A link to the step.
     tab.goto(f"{(finished[0] / 'videos' / 'final.html').as_uri()}{tab.locator('#here').get_attribute('href')}")
     tab.wait_for_function("document.body.dataset.step === '150'")
+
+    # The next wrong choice, or the first one.
     wrong = [step for step, choice in enumerate(episode["choices"]) if choice < 0]
     assert tab.locator("#mistake").is_visible() == any(episode["choices"])
     tab.keyboard.press("m")
     assert tab.evaluate(SHOWN)["step"] == next((step for step in wrong if step > 150), (wrong or [150])[0])
+
+    # A slot leads to its first step.
     tab.evaluate("go(150)")
     slot = tab.locator(".slot").first
     target = int(slot.get_attribute("data-first"))
     slot.click()
     assert tab.evaluate(SHOWN)["step"] == target
-    tab.reload()  # so that no menu has the focus
+
+    # Pictures, each pixel of which is drawn as 24 x 24. After a reload no menu has the focus.
+    tab.reload()
     tab.wait_for_selector("body[data-ready]", timeout=60_000)
     frames = shown_frames(data, episode)
     for step in (99, 100, 179, 0):
@@ -135,6 +147,8 @@ def test_slider_keys_layers_heads_and_playing(tab: Any, finished: tuple[Path, st
         drawn = np.asarray(Image.open(io.BytesIO(base64.b64decode(encoded))).convert("RGB"))
         assert drawn.shape == (24 * 24, 32 * 24, 3)
         np.testing.assert_array_equal(drawn[12::24, 12::24], frames[step])
+
+    # Playing.
     tab.keyboard.press(" ")
     tab.wait_for_function("Number(document.body.dataset.step) > 3")
     assert tab.locator("#play").inner_text() == "Pause"

@@ -33,7 +33,8 @@ def test_an_oracle_reaches_its_reference_score(env: str, cli: Commands) -> None:
 def test_random_actions_reach_their_reference_score(env: str, episodes: int, cli: Commands) -> None:
     arguments = ["--policy", "random", "--env", env, "--episodes", episodes]
     (summary,) = evaluated(cli, *arguments)
-    score, expected = summary["return"], reference_scores(env)["random"]
+    score = summary["return"]
+    expected = reference_scores(env)["random"]
     assert expected is not None
     assert abs(score["mean"] - expected) < score["high"] - score["low"], "within two 95 % intervals"
     low, high = summary["oracle_normalised_interval"]
@@ -46,27 +47,33 @@ def test_random_actions_reach_their_reference_score(env: str, episodes: int, cli
 def test_greedy_actions(
     greedy: bool, finished: tuple[Path, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cli: Commands
 ) -> None:
-    """In evaluation (two environments) and in films and pages (one)."""
+    """In evaluation, which plays in two environments at once, and in films and pages, which play in one."""
     act = Actor.act
-    best: dict[int, list[bool]] = {}
+    was_best: dict[int, list[bool]] = {}  # by number of environments
 
     def watched(actor: Actor, *arguments: Any, **options: Any) -> Any:
         action, output = act(actor, *arguments, **options)
-        best.setdefault(len(action), []).append(torch.equal(action, output.policy_parameters[:, 0].argmax(dim=-1)))
+        best = output.policy_parameters[:, 0].argmax(dim=-1)
+        was_best.setdefault(len(action), []).append(torch.equal(action, best))
         return action, output
 
+    def always_best() -> dict[int, bool]:
+        return {envs: all(found) for envs, found in was_best.items()}
+
     monkeypatch.setattr(Actor, "act", watched)
-    run, film = finished[0], tmp_path / "films" / "film.mp4"
-    for command, rows in (
-        (["evaluate", run, "--env", SHORT, "--episodes", 2, "--video", film], (2, 1)),
-        (["visualize", run, "--episodes", 1, "--output", tmp_path / "page"], (1,)),
-    ):
-        best.clear()
-        printed = cli.run(*command, *(["--greedy"] if greedy else []))
-        assert {count: all(was_best) for count, was_best in best.items()} == dict.fromkeys(rows, greedy)
-        assert SHORT in printed or command[0] == "visualize"
+    run, _ = finished
+    film = tmp_path / "films" / "film.mp4"
+    typed = ["--greedy"] if greedy else []
+
+    printed = cli.run("evaluate", run, "--env", SHORT, "--episodes", 2, "--video", film, *typed)
+    assert always_best() == {2: greedy, 1: greedy}
+    assert SHORT in printed
     with av.open(str(film)) as video:
         assert sum(1 for _ in video.decode(video=0)) == 2 * 100
+
+    was_best.clear()
+    cli.run("visualize", run, "--episodes", 1, "--output", tmp_path / "page", *typed)
+    assert always_best() == {1: greedy}
 
 
 def test_several_runs_in_one_table(
@@ -78,6 +85,8 @@ def test_several_runs_in_one_table(
     assert [summary["run"] for summary in summaries] == [*map(str, runs)]
     first, second = (summary["return"] for summary in summaries)
     assert first == second
+
+    # In a wide terminal and in a narrow one.
     monkeypatch.setenv("COLUMNS", "300")
     printed = cli.run("evaluate", *runs, "--episodes", 2)
     assert printed.count(f"{first['mean']:.2f}  [") == 2
@@ -86,6 +95,8 @@ def test_several_runs_in_one_table(
     lines = cli.run("evaluate", *runs, "--episodes", 2).splitlines()
     assert all(f"{run}  compressive  rooms:small" in lines for run in runs), "names are never cut"
     assert max(len(line) for line in lines if "rooms:small" not in line) <= 80
+
+    # Of a single run.
     printed = cli.run("evaluate", runs[1], "--episodes", 2)
     assert f"{runs[1]}/checkpoints/" in printed
     assert "100.0 %  2/2 episodes" in printed, "a line of progress"

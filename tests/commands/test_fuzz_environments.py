@@ -4,6 +4,7 @@ An error of the environment's own code is told with its place there. A few cases
 ones.
 """
 
+import itertools
 import random
 import shutil
 from pathlib import Path
@@ -26,14 +27,18 @@ def arguments_of(case: int) -> list[str]:
     """The command of a case: mostly training, some with a film, few with environments in processes of their own."""
     draw = random.Random(f"command {case}")
     env = f"{NAME},case={case}"
-    env += ",max_episode_steps=6" * (draw.random() < 0.3)
-    apart = draw.random() < 0.04
-    env += ",processes=1" * apart
-    seconds = 30 if apart else 1  # starting a process takes some
+    if draw.random() < 0.3:
+        env += ",max_episode_steps=6"
+    seconds = 1
+    if draw.random() < 0.04:
+        env += ",processes=1"
+        seconds = 30  # starting a process takes some
     if draw.random() < 0.2:
         return [*EVALUATE, "--env", env, f"--step-seconds={seconds}"]
-    limits = [f"--actors.step-seconds={seconds}", "--actors.max-episode-steps=40"]
-    return [*LAUNCH, "--env", env, *limits, *["--video-episodes=1"] * (draw.random() < 0.2)]
+    launch = [*LAUNCH, "--env", env, f"--actors.step-seconds={seconds}", "--actors.max-episode-steps=40"]
+    if draw.random() < 0.2:
+        launch.append("--video-episodes=1")
+    return launch
 
 
 def fault(outcome: Outcome, case: int) -> str | None:
@@ -45,19 +50,26 @@ def fault(outcome: Outcome, case: int) -> str | None:
         return f"traceback: {lines[-1]}"
     if outcome.status == 0:
         return None
-    begin = next((index for index, line in enumerate(lines) if line.startswith("compressive: ")), len(lines))
-    if f"environment {NAME},case={case}" not in "".join(lines[begin : begin + 1]):
+
+    # The message is what follows the program's name. Its first line names the environment.
+    told = list(itertools.dropwhile(lambda line: not line.startswith("compressive: "), lines))
+    if not told or f"environment {NAME},case={case}" not in told[0]:
         return f"expected a line that names the environment, got {lines[-3:]}"
-    told = lines[begin:]
-    if sum(map(len, told)) > 2 * LONGEST:
-        return f"{sum(map(len, told))} characters"
+    characters = sum(map(len, told))
+    if characters > 2 * LONGEST:
+        return f"{characters} characters"
+
+    # The environment breaks the interface: one line is enough.
     if outcome.status == 2:
         return None if len(told) == 1 else f"expected one line, got {told}"
+
+    # Its own code fails: the first place is in that code, unless there is none. A process that hangs is killed from
+    # outside: only its own number is known, not the line.
     places = [line for line in told if line.startswith("  File ")]
-    own = "generated.py" in "".join(places[:1])
-    # A process that hangs is killed from outside: only its own number is known, not the line.
-    killed = " hangs in " in told[0] and "in environment process" in told[0]
-    if outcome.status == 1 and (own or killed or "expected episodes of at most 40 steps" in told[0]):
+    is_own_code = bool(places) and "generated.py" in places[0]
+    is_killed = " hangs in " in told[0] and "in environment process" in told[0]
+    is_endless = "expected episodes of at most 40 steps" in told[0]
+    if outcome.status == 1 and (is_own_code or is_killed or is_endless):
         return None
     return f"status {outcome.status}, expected a place in the environment's code, got {told}"
 

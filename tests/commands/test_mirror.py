@@ -24,18 +24,29 @@ COPIED = f"{len(read_metrics(SMALL))} rows of metrics copied"
 
 
 def records(folder: Path) -> Iterator[Any]:
-    """The records of the only copy in a folder: W&B writes LevelDB's log format behind seven bytes of its own."""
+    """The records of the only copy in a folder: W&B writes LevelDB's log format behind seven bytes of its own.
+
+    A block has parts of records, each behind a header of its checksum, length and kind.
+    """
+    block_size = 32768
+    header_size = 7
+    whole, last_part = 1, 4
+
     wandb.teardown()  # ends the process that writes it
     (path,) = folder.rglob("*.wandb")
-    content, position, parts = path.read_bytes(), 7, b""
-    while position + 7 <= len(content):
+    content = path.read_bytes()
+    position = 7
+    parts = b""
+    while position + header_size <= len(content):
         _, length, kind = struct.unpack_from("<IHB", content, position)
-        if kind == 0 or position % 32768 > 32768 - 7:  # the rest of the block is empty
-            position += 32768 - position % 32768
+        place_in_block = position % block_size
+        if kind == 0 or place_in_block > block_size - header_size:  # the rest of the block is empty
+            position += block_size - place_in_block
             continue
-        parts += content[position + 7 : position + 7 + length]
-        position += 7 + length
-        if kind in (1, 4):  # a whole record, or its last part
+        position += header_size
+        parts += content[position : position + length]
+        position += length
+        if kind in (whole, last_part):
             record = wandb_internal_pb2.Record()
             record.ParseFromString(parts)
             yield record
@@ -68,6 +79,8 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 def test_rows_and_configuration_are_copied(place: Path, cli: Commands) -> None:
     assert COPIED in cli.run("mirror", SMALL, "--project", "rooms")
     assert copied_rows(place) == read_metrics(SMALL)
+
+    # The configuration is copied, and nothing about the machine.
     (begun,) = (record.run for record in records(place) if record.HasField("run"))
     assert (begun.project, begun.display_name) == ("rooms", "small")
     config = {update.key: json.loads(update.value_json) for update in begun.config.update}
@@ -84,6 +97,8 @@ def test_a_run_is_followed_until_it_ends(place: Path, cli: Commands, monkeypatch
     lines = (folder / FILE).read_bytes().splitlines(keepends=True)
     (folder / FILE).write_bytes(b"".join(lines[:3]))
     printed: list[str] = []
+
+    # The run still trains, and writes its rows in two pieces each.
     with Run(folder).lock():
         thread = threading.Thread(target=lambda: printed.append(cli.run("mirror", folder, "--follow")))
         thread.start()
@@ -93,6 +108,8 @@ def test_a_run_is_followed_until_it_ends(place: Path, cli: Commands, monkeypatch
                 os.write(file.fileno(), line[:9])
                 os.write(file.fileno(), line[9:])
         assert thread.is_alive()
+
+    # It has ended.
     thread.join(60)
     assert COPIED in printed[0]
     assert copied_rows(place) == read_metrics(SMALL)
