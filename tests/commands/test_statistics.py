@@ -46,7 +46,7 @@ def test_probability_of_improvement_by_hand() -> None:
     assert probability_of_improvement(*two_tasks) == 0.5, "mean over tasks"
 
 
-def test_interquartile_mean_and_probability_of_improvement_are_those_of_rliable() -> None:
+def test_point_estimates_are_those_of_rliable() -> None:
     assert interquartile_mean(X) == pytest.approx(47.916666666666664)
     assert interquartile_mean(Y) == pytest.approx(43.125)
     assert probability_of_improvement(X, Y) == pytest.approx(0.6666666666666666)
