@@ -23,15 +23,20 @@ def test_what_is_within_the_reach_is_known_and_the_rest_guessed(steps: int, perc
 @pytest.mark.parametrize(("core", "expected"), [("compressive", (4, 24, 8 + 4 * 16)), ("transformer-xl", (0, 24, 24))])
 def test_a_run_is_a_row(tmp_path: Path, core: str, expected: tuple[int, int, int]) -> None:
     """A run that is measured again takes the place of its row; the drawing has the mean of each variant."""
+    run = tmp_path / "run"
+    run.mkdir()
     config = dataclasses.replace(make_preset("memory", core), seed=3)
-    (tmp_path / "run").mkdir()
-    Run(tmp_path / "run").config_file.write_text(json.dumps(to_plain(config)))
-    table, plot = tmp_path / "table.csv", tmp_path / "plot.svg"
+    Run(run).config_file.write_text(json.dumps(to_plain(config)))
+    table = tmp_path / "table.csv"
+    plot = tmp_path / "plot.svg"
     for correct in (0.5, 0.75):
-        (tmp_path / "run" / "evaluation.json").write_text(json.dumps({"correct_choices": {"mean": correct}}))
-        reach.measure(reach.Options((tmp_path / "run",), table, plot))
-    assert reach.row_of(tmp_path / "run") == (core, *expected, 3, 75.0)
-    assert table.read_text().splitlines()[1:] == [",".join(map(str, (core, *expected, 3, 75.0)))]
+        (run / "evaluation.json").write_text(json.dumps({"correct_choices": {"mean": correct}}))
+        reach.measure(reach.Options((run,), table, plot))
+
+    row = (core, *expected, 3, 75.0)
+    assert reach.row_of(run) == row
+    _head, *lines = table.read_text().splitlines()
+    assert lines == [",".join(map(str, row))]
     texts = [node.text for node in ElementTree.parse(plot).iter() if node.text]
     assert "75.0 %" in texts
     assert f"{expected[-1]} steps" in texts
