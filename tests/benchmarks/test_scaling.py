@@ -5,7 +5,8 @@ import math
 
 import pytest
 
-from benchmarks.scaling import Loop, Options
+from benchmarks.scaling import Loop, Options, measure_networks
+from commands.parsing import parse_train
 
 SIZES = {"unroll_steps": 500, "unroll_bytes": 10_000_000, "batch_unrolls": 8, "weight_bytes": 30_000_000}
 COSTS = {
@@ -72,3 +73,13 @@ def test_rows_count_actors_and_bytes() -> None:
     unrolls = LOOP.steps_per_second(64) / 500 * 0.01 / 8
     gradients = 2 * 0.03 * LOOP.steps_per_second(64) / 256_000
     assert many["network_in"] == pytest.approx((unrolls + gradients) / 10, abs=1e-3)
+
+
+@pytest.mark.ray
+@pytest.mark.usefixtures("cluster")
+def test_a_step_with_several_columns_of_actions_is_one_step() -> None:
+    words = ["--env", "gym:tests.envs.odd:Many", "--actors.envs-per-actor", "2", "--actors.unroll-length", "16"]
+    config = parse_train("launch", words).config
+    unroll, measured = measure_networks(config, seconds=0.01)
+    assert unroll.action.shape[2] > 1
+    assert measured["unroll_steps"] == 2 * 16

@@ -8,8 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 import envs
+from commands import compare
 from commands.compare import _cost
 from commands.options import CompareOptions
 from commands.parsing import parse_train
@@ -98,6 +100,24 @@ def test_the_cost_is_that_of_all_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     missing = [name for name in trials if name.endswith("lstm-seed-1")]
     said = _cost(trials, missing, options)
     assert said.startswith("about 5:00 for 2 runs of 2:00 to 8:00 each")
+
+
+def test_the_cost_is_said_of_what_is_new(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of a new suite, and of cores that are added to one; not when a suite that was begun is continued."""
+    monkeypatch.setattr(compare, "_cost", lambda asked, todo, options: f"an hour for {len(todo)}")
+
+    def begin(*cores: str, add: bool = False) -> str:
+        """What is said when the suite is begun, or typed again."""
+        options = CompareOptions(suite="horizon", cores=cores, seeds=(0,), folder=tmp_path / "sweep", add=add)
+        compare._begin(options, [], "command", Console(width=80))
+        return capsys.readouterr().out
+
+    assert "an hour for 2" in begin("gru")
+    (tmp_path / "sweep" / "recall-159-to-10000-gru-seed-0").mkdir()
+    assert begin("gru") == ""
+    assert "an hour for 3" in begin("gru", "lstm", add=True)
 
 
 @pytest.mark.parametrize("name", SUITES)
