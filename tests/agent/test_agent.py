@@ -97,10 +97,11 @@ def test_reconstruction_trains_what_memory_is_made_of() -> None:
         assert trained == name.startswith(("vision.", "joint.", "reconstruction.")), name
 
 
-def test_the_reconstruction_loss_is_multiplied_by_its_cost() -> None:
+@pytest.mark.parametrize("name", ["reconstruction", "prediction"])
+def test_an_auxiliary_loss_is_multiplied_by_its_cost(name: str) -> None:
     def loss(cost: float) -> Tensor:
-        agent = make_agent(CORES["lstm"], reconstruction_cost=cost)
-        return agent(**agent_inputs(2, 5), state=agent.initial_state(2)).losses["reconstruction"].value
+        agent = make_agent(CORES["lstm"], **{f"{name}_cost": cost})
+        return agent(**agent_inputs(2, 5), state=agent.initial_state(2)).losses[name].value
 
     torch.testing.assert_close(2 * loss(1.0), loss(2.0))
 

@@ -89,14 +89,6 @@ def test_what_is_predicted_has_no_gradient() -> None:
     assert seen.grad is None
 
 
-def test_the_loss_is_multiplied_by_its_cost() -> None:
-    def loss(cost: float) -> Tensor:
-        agent = make_agent(CORES["lstm"], prediction_cost=cost)
-        return agent(**agent_inputs(2, 5), state=agent.initial_state(2)).losses["prediction"].value
-
-    torch.testing.assert_close(2 * loss(1.0), loss(2.0))
-
-
 def test_agents_that_act_or_do_not_predict_have_no_loss() -> None:
     agent = make_agent(CORES["lstm"], prediction_cost=1.0)
     with torch.no_grad():

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from actors.intervals import share_interval
-from reports.compression import NAMES_READ, VIEWS_READ, conclusion, in_view
+from reports.compression import NAMES_READ, VIEWS_READ, _shape_of, conclusion, in_view
 from reports.probes import FOLDS, RIDGE, explained_cell, read_in_others, right_cell
 
 
@@ -146,3 +146,8 @@ def test_conclusions_on_several_rows_are_on_their_means() -> None:
     assert found == "lost in part"
     reads = "a linear probe reads 60 % of their variance from compressed slots, 91 % before compression."
     assert said == f"Compressed memory loses 34 % of what can be read of the views: {reads}"
+
+
+@pytest.mark.parametrize(("thing", "shape"), [("green pot cone", "pot cone"), ("green cone", "cone"), ("exit", "")])
+def test_the_shape_of_a_thing_is_the_longest_name_at_its_end(thing: str, shape: str) -> None:
+    assert _shape_of(thing) == shape

@@ -1,0 +1,231 @@
+"""`compressive compare`: which runs a command line asks for, what it refuses, and how long a sweep still takes."""
+
+import json
+import math
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from agent.core.matching import bytes_of_state
+from commands.compare import _films, _plan
+from commands.options import CompareOptions
+from commands.parsing import parse_command, parse_train
+from sequences.kinds import CONFIGS, PRESETS
+from storage.errors import UserError
+from storage.run import Run
+from tests.commands.cli import Commands, write_corpus
+from training.config import RunConfig, core_name
+from training.grid import label, make_trials
+from training.presets import make_preset
+from training.sweep import begin, read
+from training.sweep_progress import Estimate
+
+RECALL = "diagnostic:recall,delay=3"
+LONGER = "diagnostic:recall,delay=9"
+
+
+def test_seeds_that_are_given_again_take_the_place_of_the_first() -> None:
+    """As in `make compare ARGS='--seeds 0'`."""
+    options, rest, _ = parse_command("compare", ["--seeds", "0", "1", "2", "--frames", "9", "--seeds", "0"])
+    assert options.seeds == (0,)
+    assert rest == ["--frames", "9"]
+
+
+def grid(**fields: Any) -> dict:
+    """The trials of a grid of agents on the preset `memory`, one seed unless others are given."""
+
+    def parse(words: list[str]) -> Any:
+        return parse_train("launch", words).config
+
+    empty: dict[str, Any] = {"cores": (), "rates": (), "seeds": (0,), "vary": (), "options": ()}
+    return make_trials(RunConfig, parse, "memory", **(empty | fields))
+
+
+def test_rates_are_of_the_compressive_core_and_cores_come_beside_them() -> None:
+    trials = grid(rates=("1", "4"), cores=("lstm",), seeds=(0, 7), options=["--frames", "1000"])
+    names = ["compressive-rate-1", "compressive-rate-4", "lstm"]
+    assert list(trials) == [f"{name}-seed-{seed}" for seed in (0, 7) for name in names]
+    assert [core_name(trials[f"{name}-seed-7"]) for name in names] == ["compressive", "compressive", "lstm"]
+    assert trials["compressive-rate-4-seed-7"].agent.core.compression_rate == 4
+    assert {(config.seed, config.frames) for config in trials.values()} == {(0, 1000), (7, 1000)}
+
+
+def test_fields_of_a_core_apply_to_the_cores_that_have_them() -> None:
+    vary = [("agent.core.compression", ("mean", "max")), ("learner.discount", ("0.9", "0.99"))]
+    options = ["--agent.core.mlp-size", "16", "--agent.core.model-size=32"]
+    trials = grid(cores=("compressive", "transformer-xl", "lstm"), vary=vary, options=options)
+    assert len(trials) == 4 + 2 + 2, "no meaning in a Transformer-XL, unknown to an LSTM"
+    assert "compressive-max-discount-0.99-seed-0" in trials
+    assert trials["transformer-xl-discount-0.9-seed-0"].agent.core.mlp_size == 16
+    assert trials["lstm-discount-0.9-seed-0"].agent.core.model_size == 32
+
+
+def test_environments_are_varied_as_well(tmp_path: Path) -> None:
+    trials = grid(cores=("lstm", "gru"), vary=[("env", (RECALL, "diagnostic:tmaze"))])
+    assert next(iter(trials)) == "lstm-diagnostic-recall-delay-3-seed-0"
+    begin(tmp_path, trials, "compressive compare ...")
+    assert read(tmp_path, CONFIGS) == (trials, "compressive compare ..."), "a sweep's file holds all of it"
+
+
+def test_runs_are_added_to_a_sweep(tmp_path: Path) -> None:
+    old = grid(cores=("lstm", "gru"))
+    assert begin(tmp_path, old, "first") == (old, "first")
+    added = grid(cores=("gru", "lru"), seeds=(0, 1))
+    with pytest.raises(UserError, match=r"another sweep.*or --add"):
+        begin(tmp_path, added, "second")
+
+    # Trials of both commands, those of the first one first; the same again changes nothing.
+    both = {**old, **added}
+    assert list(both) == ["lstm-seed-0", "gru-seed-0", "lru-seed-0", "gru-seed-1", "lru-seed-1"]
+    for _ in range(2):
+        assert begin(tmp_path, added, "second", add=True) == (both, "first\nsecond")
+    assert read(tmp_path, CONFIGS) == (both, "first\nsecond")
+
+    # A run that is there has its settings.
+    other = grid(cores=("lstm", "lru"), options=["--learner.discount", "0.5"])
+    with pytest.raises(UserError, match=r"lstm-seed-0: expected its learner.discount to be 0\.\d+, .* got 0\.5"):
+        begin(tmp_path, other, "third", add=True)
+    with pytest.raises(UserError, match="is in use"), Run(tmp_path).lock():
+        begin(tmp_path, grid(cores=("lru",), seeds=(5,), fewest=1), "fourth", add=True)
+    assert read(tmp_path, CONFIGS) == (both, "first\nsecond")
+
+
+def test_labels_name_what_differs_within_a_core_and_between_all() -> None:
+    trials = grid(rates=("1", "4"), cores=("lstm",), vary=[("learner.discount", ("0.9", "0.99"))])
+    first, *_, last = label(list(trials.values()))
+    assert first == "compressive (rate 1, discount 0.9)"
+    assert last == "lstm (discount 0.99)"
+    assert label([make_preset("memory", "lstm")]) == ["lstm"]
+    transformers = [PRESETS["text"]("cpu", core) for core in ("local", "transformer-xl")]
+    assert label(transformers) == ["local", "transformer-xl"]
+    with pytest.raises(UserError, match="the same run"):
+        grid(vary=[("learner.discount", ("0.9", "0.90"))])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ([], ["--cores or --rates", "--vary"]),
+        (["--cores", "lstm", "lstm"], ["cores", "different", "lstm lstm"]),
+        (["--rates", "1", "3"], ["compression_rate", "segment_size = 16", "3"]),
+        (["--rates", "1", "2", "--seed", "3"], ["--seed", "compare decides"]),
+        (["--rates", "1", "2", "--learners", "2"], ["learners", "1 in a sweep", "2"]),
+        (["--vary", "learners", "2", "1"], ["learners", "1 in a sweep", "2"]),
+        (["--vary", "agent.core.speed", "1", "2"], ["vary", "field of the configuration", "agent.core.speed"]),
+        (["--rates", "1", "2", "--folder", "FULL"], ["FULL", "not empty", "--folder"]),
+        (["--kind", "speech", "--cores", "lstm", "gru"], ["core", "wavenet", "'gru'"]),
+        (["--kind", "text", "--cores", "lstm", "gru", "--remote-actors"], ["remote-actors", "text"]),
+        (["--kind", "text", "--cores", "lstm", "gru", "--corpus", "folder", "--path", "MISSING"], ["MISSING"]),
+        (["--rates", "1", "2", "--folder", "SWEEP"], ["SWEEP holds another sweep", "as it was"]),
+        (["--resume", "EMPTY"], ["EMPTY", "not a sweep", "sweep.json"]),
+        (["--resume", "SWEEP", "--frames", "3"], ["--resume", "--frames 3"]),
+        (["--from", "EMPTY", "--seeds", "7"], ["--from", "as they are", "--seeds"]),
+    ],
+)
+def test_bad_input_is_one_clear_line(
+    arguments: list[str], words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cli: Commands
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("EMPTY", "FULL", "SWEEP"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "FULL" / "thesis.txt").write_text("all of it")
+    begin(tmp_path / "SWEEP", grid(cores=("lstm", "gru")), "as it was")
+    cli.refuse("compare", *arguments, words=words)
+    assert {path.name for path in tmp_path.iterdir()} == {"EMPTY", "FULL", "SWEEP"}
+
+
+def test_a_sweep_is_of_runs_of_one_kind(tmp_path: Path, cli: Commands) -> None:
+    begin(tmp_path, grid(cores=("lstm", "gru")), "compressive compare")
+    file = tmp_path / "sweep.json"
+    content = json.loads(file.read_text())
+    first = next(iter(content["trials"]))
+    content["trials"][first]["kind"] = "text"
+    for trials, found in ((content["trials"], "launch, text"), ({}, "no trials")):
+        file.write_text(json.dumps(content | {"trials": trials}))
+        cli.refuse("compare", "--resume", tmp_path, words=f"expected runs of one kind, got {found}")
+
+
+@pytest.mark.parametrize("kind", ["images", "text"])
+def test_other_data_of_one_name_are_refused_before_training(kind: str, tmp_path: Path, cli: Commands) -> None:
+    """Images of other shapes; texts in two folders of one name."""
+    books = [tmp_path / name / "books" for name in ("a", "b")]
+    for folder in books:
+        folder.parent.mkdir()
+        write_corpus(kind, folder)
+    varied = ["corpus.height", "8", "16", "--corpus.path", books[0]]
+    if kind == "text":
+        (books[1] / "0.txt").write_text("another text\n" * 20)
+        varied = ["path", *books, "--corpus", "folder"]
+    words = "mixed corpora: expected runs on the same data, got others under one name, books"
+    arguments = ["--kind", kind, "--cores", "lstm", "--folder", tmp_path / "sweep", "--vary", *varied]
+    cli.refuse("compare", *arguments, words=words)
+    assert not (tmp_path / "sweep").exists()
+
+
+def test_cores_with_states_of_equal_bytes() -> None:
+    cores = ("compressive", "deltanet", "lru", "memoryless")
+    trials = _plan(CompareOptions(cores=cores, seeds=(0,), state_bytes=12_000), ())
+    sizes = {core: bytes_of_state(trials[f"{core}-seed-0"].agent.core) for core in cores}
+    assert sizes.pop("memoryless") == 0
+    assert all(11_000 < size <= 12_000 for size in sizes.values())
+    with pytest.raises(
+        UserError, match=r"^compressive-seed-0: state_bytes: expected at least 8,712 for this core, got 9$"
+    ):
+        _plan(CompareOptions(cores=cores, seeds=(0,), state_bytes=9), ())
+    with pytest.raises(ValueError, match=r"^--from: .* got --state-bytes$"):
+        CompareOptions(runs=(Path("run"),), state_bytes=12_000)
+
+
+def test_agents_of_a_sweep_are_filmed_only_if_that_is_asked_for() -> None:
+    cases: list[tuple[tuple[str, ...], int]] = [
+        ((), 0),
+        (("--video-episodes", "3"), 3),
+        (("--video-episodes=1",), 1),
+    ]
+    for options, expected in cases:
+        trials = _plan(CompareOptions(cores=("gru", "lstm"), seeds=(0,)), options)
+        assert {trial.video_episodes for trial in trials.values()} == {expected}
+        (films,) = _films(trials).values()
+        assert films.startswith("none" if expected == 0 else f"{expected} episode")
+
+
+def test_the_time_left_of_a_sweep_is_that_of_whole_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Four runs, two at a time: each starts for 20 s, trains for 100 s and is evaluated for 10 s."""
+    starts, trains, evaluates = 20, 100, 10
+    whole_run = starts + trains + evaluates
+    row_seconds = 5  # from a row of metrics to the next one
+
+    clock = SimpleNamespace(now=0.0)
+    clock.monotonic = lambda: clock.now
+    for module in ("progress", "sweep_progress"):
+        monkeypatch.setattr(f"training.{module}.time", clock)
+
+    estimate = Estimate(dict.fromkeys("abcd", 1000.0))
+    estimates = {}
+    for second in range(2 * whole_run):
+        clock.now = float(second)
+        if second < whole_run:
+            running = {"a", "b"}
+            waiting = "cd"
+        else:
+            running = {"c", "d"}
+            waiting = ""
+        if second == whole_run:
+            estimate.finish("a")
+            estimate.finish("b")
+        trained = max(0, second % whole_run - starts)
+        measured = trained // row_seconds * row_seconds
+        for name in running:
+            estimate.mark(name, measured / trains)
+        estimates[second] = estimate.seconds(running, waiting)
+
+    assert all(math.isinf(estimates[second]) for second in range(30)), "nothing is known yet"
+    for second in range(60, 120):
+        left = 2 * (starts + trains) - second  # without the evaluation: there was none so far
+        assert estimates[second] == pytest.approx(left, abs=10)
+    for second in range(whole_run, 2 * whole_run):
+        assert estimates[second] == pytest.approx(2 * whole_run - second)
+    clock.now = 2 * whole_run + 10.0
+    assert math.isinf(estimate.seconds(set("cd"), "")), "it takes longer than the others did"
