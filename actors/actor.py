@@ -15,6 +15,7 @@ from gymnasium.vector import VectorEnv
 from torch import Tensor
 
 from actors.interface import read_interface
+from actors.stagger import Stagger
 from agent import Agent, AgentOutput, EnvOutput, Observation, Trajectory
 from agent.core import fill_state, leaves, map_state, state_to
 from agent.core.fields import Precision
@@ -107,6 +108,7 @@ class Player:
         # Sums over the episodes in progress.
         self.scores = np.zeros(rows)
         self.lengths = np.zeros(rows, dtype=np.int64)
+        self.stagger: Stagger | None = None
 
     def acting(self) -> AbstractContextManager[None]:
         """The context of calls of `play`."""
@@ -148,9 +150,18 @@ class Player:
             ended = np.flatnonzero(self.over & (self.lengths > 0))
             for index in ended.tolist():
                 episodes.append(self._ended_episode(index))
+            if self.stagger is not None:
+                self._end_early(self.stagger)
         self.scores[self.over] = 0
         self.lengths[self.over] = 0
         return observation, reward, terminated, episodes
+
+    def _end_early(self, stagger: Stagger) -> None:
+        """Ends episodes as a time limit would. They are no `Episode`, since their scores say nothing."""
+        early = stagger.early_ends(self.over, self.lengths)
+        if early.any():
+            self.envs.end_episodes(early)  # type: ignore[attr-defined]
+            self.over = self.over | early
 
     def _ended_episode(self, index: int) -> Episode:
         """The episode that has ended in an environment."""
@@ -179,6 +190,7 @@ class Actor(Player):
         sample: sample actions from the policy; if False, take its most probable action.
         device: of the network and the memory; all else, and every trajectory, is on the CPU.
         precision: of the network; see `agent.precision`.
+        stagger: see `ActorsConfig`.
     """
 
     def __init__(
@@ -191,9 +203,12 @@ class Actor(Player):
         task: str = "",
         device: str = "cpu",
         precision: Precision = "float32",
+        stagger: bool = False,
     ) -> None:
         read_interface(envs)  # raises an error if it is not supported
         super().__init__(envs, actor_id, task)
+        if stagger and hasattr(envs, "end_episodes"):
+            self.stagger = Stagger(envs.num_envs, actor_id)
         self.agent = agent.eval().to(device)
         self.device = torch.device(device)
         self.precision = resolve_precision(precision, self.device)
@@ -318,6 +333,8 @@ class Actor(Player):
         for name in STATISTICS:
             statistic = getattr(self, name)
             arrays[name] = torch.from_numpy(statistic.copy())
+        if self.stagger is not None:
+            arrays["stagger"] = torch.from_numpy(self.stagger.limits.copy())
         if hasattr(self.envs, "get_state"):
             for name, array in self.envs.get_state().items():
                 arrays[f"envs/{name}"] = torch.from_numpy(array)
@@ -350,6 +367,8 @@ class Actor(Player):
         for name in STATISTICS:
             statistic = arrays[name].numpy()
             setattr(self, name, statistic.copy())
+        if self.stagger is not None and "stagger" in arrays:
+            self.stagger.limits[:] = arrays["stagger"].numpy()
 
     def _named_outputs(self) -> list[tuple[str, Tensor]]:
         """The tensors of `env_output` with their names, in the order of its leaves."""

@@ -25,6 +25,10 @@ class ActorsConfig(Checked):
     unroll_length: Size = 64
     """Steps of a trajectory (T); a multiple of the core's segment_size. Gradients end where it begins: a recurrent core
     hardly learns to keep something for longer. Cores with attention do, as far as their slots reach."""
+    stagger: bool = False
+    """Where all episodes are equally long, end the second one of each environment early, after another share of its
+    length: environments that begin together would otherwise stay at the same step, and every update learn from one part
+    of the episode. Not with --resident, nor with EnvPool's environments."""
     in_flight: Literal[1, 2] = 1
     """Unrolls that may be requested of an actor or finished before the learner takes one: 1 or 2."""
     threads: Threads = 1

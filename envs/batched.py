@@ -129,6 +129,10 @@ class BatchedEnv(VectorEnv):
         np.logical_or(terminated, truncated, out=self.over)
         return self.observe(), reward, terminated, truncated, self._infos()
 
+    def end_episodes(self, rows: NDArray[np.bool_]) -> None:
+        """Ends the episodes of `rows` [N] as a time limit would: the next step begins new ones."""
+        self.over |= rows
+
     def _infos(self) -> dict[str, Any]:
         infos = {}
         for name, counter in self.counters.items():

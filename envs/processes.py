@@ -195,6 +195,10 @@ class SerialVectorEnv(VectorEnv):
         self._over = terminated | truncated
         return observations, rewards, terminated, truncated, self._counters(infos, self._over)
 
+    def end_episodes(self, rows: NDArray[np.bool_]) -> None:
+        """Ends the episodes of `rows` [N] as a time limit would: the next step begins new ones."""
+        self._over |= rows
+
     def _empty(self) -> Any:
         return create_empty_array(self.single_observation_space, self.num_envs, fn=np.empty)
 
@@ -330,6 +334,10 @@ class ProcessVectorEnv(VectorEnv):
         observation, reward, terminated, truncated, infos = self._call("step", np.asarray(actions))
         return observation, reward, terminated, truncated, infos
 
+    def end_episodes(self, rows: NDArray[np.bool_]) -> None:
+        """See `SerialVectorEnv.end_episodes`."""
+        self._call("end_episodes", rows)
+
     def _call(self, name: str, rows: NDArray[Any]) -> list[Any]:
         """Makes a call in all processes with an argument [N]; returns its values for all environments."""
         if self.closed:
@@ -415,8 +423,7 @@ def _serve(pipe: Connection, make: MakeEnv, num_envs: int, errors: str | None) -
                 name, rows = pipe.recv()
             except (EOFError, ConnectionError):
                 return
-            answer = envs.reset(seed=rows) if name == "reset" else envs.step(rows)
-            pipe.send(answer)
+            pipe.send(_answer_to(envs, name, rows))
     except OutputError as error:
         with suppress(ConnectionError):
             pipe.send(error)
@@ -427,6 +434,16 @@ def _serve(pipe: Connection, make: MakeEnv, num_envs: int, errors: str | None) -
     finally:
         if envs is not None:
             envs.close()
+
+
+def _answer_to(envs: Any, name: str, rows: NDArray[Any]) -> tuple[Any, ...]:
+    """What a method of the environments of a process returns, given its argument [N]."""
+    if name == "reset":
+        return envs.reset(seed=rows)
+    if name == "step":
+        return envs.step(rows)
+    envs.end_episodes(rows)
+    return ()
 
 
 def _end_with(parent: Any) -> None:

@@ -99,7 +99,16 @@ def make_actor(config: RunConfig, generation: int, actor_id: int, incarnation: i
 
     agent = make_agent(config)
     seed = _acting_seed(config, generation, incarnation)
-    return Actor(envs, agent, actor_id, seed, task=task, device=actors.device, precision=actors.precision)
+    return Actor(
+        envs,
+        agent,
+        actor_id,
+        seed,
+        task=task,
+        device=actors.device,
+        precision=actors.precision,
+        stagger=actors.stagger,
+    )
 
 
 def _acting_seed(config: RunConfig, generation: int, incarnation: int) -> int:

@@ -101,7 +101,7 @@ def general(core: str = "compressive") -> RunConfig:
             max_gradient_norm=0.5,
         ),
         replay=ReplayConfig(share=0.75, unrolls=8),
-        actors=dataclasses.replace(config.actors, num_actors=1, envs_per_actor=16),
+        actors=dataclasses.replace(config.actors, num_actors=1, envs_per_actor=16, stagger=True),
     )
 
 

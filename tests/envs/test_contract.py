@@ -207,6 +207,37 @@ def test_the_step_after_the_end_begins_an_episode(spec: str) -> None:
     assert ended >= 3
 
 
+def test_an_episode_that_is_ended_is_followed_by_the_next(spec: str) -> None:
+    """As after an end of its own, the next step's action makes no difference. Other rows play on."""
+    undisturbed, env, other = (envs.make_vector(spec, 3) for _ in range(3))
+    if not hasattr(env, "end_episodes"):
+        pytest.skip("its episodes cannot be ended")
+    actions = actions_for(env, 3, 3)
+    first = actions[:1]
+    played = []
+    for each in (undisturbed, env, other):
+        each.reset(seed=1)
+        played.append(play(each, first))
+    _, _, terminated, truncated, *_ = played[0][0]
+    assert not (terminated | truncated)[1]
+
+    ended = np.array([False, True, False])
+    env.end_episodes(ended)
+    other.end_episodes(ended)
+    changed = actions[1:].copy()
+    changed[0, 1] = actions[0, 1]
+    steps = play(env, actions[1:])
+    assert same(steps, play(other, changed))
+    begin, *_ = steps
+    expected, *_ = play(undisturbed, actions[1:2])
+    assert same(only_row(begin, 0), only_row(expected, 0))
+    assert same(only_row(begin, 2), only_row(expected, 2))
+    _, reward, terminated, truncated, *_ = begin
+    assert reward[1] == 0
+    assert not terminated[1]
+    assert not truncated[1]
+
+
 def test_a_state_resumes_exactly(spec: str) -> None:
     env = envs.make_vector(spec, 3)
     other = envs.make_vector(spec, 3)
