@@ -28,7 +28,7 @@ class ActorsConfig(Checked):
     stagger: bool = False
     """Where all episodes are equally long, end the second one of each environment early, after another share of its
     length: environments that begin together would otherwise stay at the same step, and every update learn from one part
-    of the episode. Not with --resident, nor with EnvPool's environments."""
+    of the episode. Not with --resident, EnvPool's environments and Atari, whose episodes cannot be ended one by one."""
     in_flight: Literal[1, 2] = 1
     """Unrolls that may be requested of an actor or finished before the learner takes one: 1 or 2."""
     threads: Threads = 1

@@ -2,7 +2,7 @@
 
 They begin together, and would stay at the same step of their episodes for the whole run. Every update would then learn
 from one part of the episode, and change what was learned about the others: cartpole-swingup of dm_control, with 16
-environments and episodes of 1,000 steps, needs twice as many steps so, and falls back at the end.
+environments and episodes of 1,000 steps, needs half as many steps again so.
 """
 
 import numpy as np

@@ -66,7 +66,8 @@ def general(core: str = "compressive") -> RunConfig:
     the limit on the policy's change keeps that stable. (Several learners cannot replay and learn once.) The heads see
     the observation beside the memory, so that memory costs little where none is needed. Vectors are standardized, and
     their values have a torso of their own. The value's loss has little weight: with a discount of 0.99 its gradient is
-    mostly noise. Updates are small, of 256 steps: most tasks are learned sooner with more of them.
+    mostly noise. Updates are small, of 256 steps: most tasks are learned sooner with more of them. Environments whose
+    episodes are all equally long are spread over the episode.
     """
     config = small_network(core)
     return dataclasses.replace(
