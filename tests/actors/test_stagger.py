@@ -1,5 +1,6 @@
 """Environments whose episodes are all equally long are spread over the episode, and nothing else is changed."""
 
+import math
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -20,7 +21,7 @@ from envs.processes import batch
 from tests.actors.counting import Counting, CountingAgent
 from tests.actors.test_pools import no_wrong_state
 
-LENGTH = 8
+LENGTH = 7
 """Steps of an episode."""
 ROWS = 4
 PERIOD = LENGTH + 1
@@ -75,7 +76,7 @@ def test_environments_are_spread_over_an_episode(processes: int) -> None:
     assert first == [LENGTH] * ROWS
     for row in range(ROWS):
         steps = [step for step, environment, *_ in ends if environment == row]
-        early = row * LENGTH // ROWS  # steps of the episode that was ended early, after the one that began it
+        early = math.ceil(row * LENGTH / ROWS)  # steps of the episode that was ended, after the one that began it
         shift = early + 1 if early else 0
         expected = [LENGTH, *range(LENGTH + shift + PERIOD, 6 * PERIOD + 1, PERIOD)]
         assert steps == expected
@@ -103,6 +104,25 @@ def test_episodes_of_different_lengths_are_left_alone(over: list[bool], lengths:
     assert not stagger.early_ends(np.array(over), np.array(lengths)).any()
     for steps in range(1, 10):
         assert not stagger.early_ends(not_over, np.full(3, steps)).any()
+
+
+def test_an_episode_is_ended_early_once() -> None:
+    """Not the third one, where the second has ended by itself before its limit."""
+    stagger = Stagger(2, actor_id=0)
+    none = np.zeros(2, bool)
+    assert not stagger.early_ends(np.ones(2, bool), np.full(2, 10)).any()
+    assert stagger.limits.tolist() == [0, 5]
+    assert not stagger.early_ends(np.array([False, True]), np.full(2, 4)).any()
+    for steps in range(1, 10):
+        assert not stagger.early_ends(none, np.full(2, steps)).any()
+
+
+def test_a_step_that_begins_and_ends_an_episode_decides_nothing() -> None:
+    """As where a life is lost while FIRE is pressed."""
+    stagger = Stagger(2, actor_id=0)
+    assert not stagger.early_ends(np.ones(2, bool), np.zeros(2, np.int64)).any()
+    assert not stagger.early_ends(np.ones(2, bool), np.full(2, 10)).any()
+    assert stagger.limits.tolist() == [0, 5]
 
 
 def make_actor(envs: VectorEnv, seed: int = 1, stagger: bool = True) -> Actor:

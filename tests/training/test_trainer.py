@@ -533,3 +533,19 @@ def test_a_resumed_run_says_how_its_learning_rate_jumps(tmp_path: Path, caplog: 
     smaller = dataclasses.replace(kept, learner=dataclasses.replace(LINEAR, entropy_cost_end=0.001))
     Trainer(smaller, Run(tmp_path), local=True).restore()
     assert caplog.messages == ["the entropy cost changes from 0.004 to 0.001"]
+
+
+@pytest.mark.parametrize("stagger", [False, True])
+def test_environments_of_the_training_alone_are_spread(stagger: bool) -> None:
+    """All episodes of this task are equally long. Unspread environments end them in the same steps."""
+    task = "diagnostic:recall,delay=5"
+    agent = AgentConfig(torso_size=4, core=LSTMConfig(4))
+    config = RunConfig(env=task, agent=agent, actors=ActorsConfig(envs_per_actor=4, stagger=stagger))
+
+    def in_step(actor: Any) -> bool:
+        reset = actor.unroll(40).trajectory.reset
+        actor.close()
+        return bool((reset == reset[:1]).all())
+
+    assert in_step(make_actor(config, 0, 0, 0)) == (not stagger)
+    assert in_step(make_evaluator(config, make_agent(config), 4, 0, True, task, film=False))
