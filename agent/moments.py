@@ -16,7 +16,7 @@ RATE = 1e-4
 """Share of a batch in the moments of observations, after the first 1 / RATE batches. It is small, so that most runs
 have the moments of all that they have seen: whatever moves them shifts all that an agent sees. With 0.002 they followed
 the last few episodes, and an agent of cartpole-swingup fell from a return of 731 to 296 when it was given the moments
-of another hundred thousand steps."""
+of a hundred thousand steps later."""
 LEAST_DEVIATION = 1e-4
 """Standard deviation below which the elements of vectors are not enlarged further."""
 

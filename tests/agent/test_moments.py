@@ -46,6 +46,17 @@ def test_moments_are_those_of_all_batches_so_far_and_then_running_ones() -> None
     torch.testing.assert_close(module.mean, (1 - RATE) * before + RATE * newest)
 
 
+def test_moments_are_those_of_a_whole_run() -> None:
+    """A new batch counts as much as each of 5,000 before it."""
+    module = Standardization(SIZES)
+    first, second = random_parts(3, 0), random_parts(3, 1)
+    module.update_statistics(module.sums(first))
+    module.batches.fill_(5000)
+    module.update_statistics(module.sums(second))
+    old, new = elements_of(first).mean(dim=0), elements_of(second).mean(dim=0)
+    torch.testing.assert_close(module.mean, (5000 * old + new) / 5001)
+
+
 def test_vectors_are_standardized_and_images_stay() -> None:
     module = Standardization(SIZES)
     parts = random_parts(200, 0)
