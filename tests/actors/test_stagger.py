@@ -85,7 +85,11 @@ def test_the_actors_of_a_run_are_apart() -> None:
     shares = [Stagger(1, actor_id).shares[0] for actor_id in range(5)]
     gaps = np.diff(sorted([*shares, 1.0]))
     assert shares[0] == 0
+    assert max(shares) < 1
     assert gaps.min() > 0.1
+    second = Stagger(4, actor_id=1).shares
+    np.testing.assert_allclose(np.diff(second), 1 / 4)
+    assert 0 < second[0] < 1 / 4
 
 
 @pytest.mark.parametrize(
