@@ -15,38 +15,46 @@ from tests import hub
 from tests.commands.cli import Commands, run
 from tests.hub import Hub
 
-pytest.importorskip("huggingface_hub")
+huggingface_hub = pytest.importorskip("huggingface_hub")
 NAME = "me/agent"
 
 
 @pytest.fixture
-def here() -> Iterator[Hub]:
-    """The hub of this machine."""
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
+    """The hub of this machine, in place of the real one."""
     with hub.running() as server:
+        # What HF_ENDPOINT and HF_HOME set when the package is imported.
+        file = f"{server.address}/{{repo_id}}/resolve/{{revision}}/{{filename}}"
+        monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", server.address)
+        monkeypatch.setattr("huggingface_hub.constants.HUGGINGFACE_CO_URL_TEMPLATE", file)
+        monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "home"))
         yield server
 
 
 @pytest.fixture
-def ask(here: Hub, tmp_path: Path) -> Callable[..., Any]:
-    """Runs a command in a process of its own, because huggingface_hub reads its settings when it is imported.
+def ask(here: Hub, cli: Commands, monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
+    """Runs a command as in a process of its own: with this token, and nothing that was listed before.
 
     With `refused` the command must end with one line that holds these words.
     """
 
     def call(*words: object, token: str = hub.TOKEN, refused: str = "") -> str:
-        settings = {"HF_ENDPOINT": here.address, "HF_HOME": str(tmp_path / "home"), "HF_TOKEN": token}
-        result = run(*words, **settings)
-        assert "Traceback" not in result.stderr, result.stderr
-        assert hub.TOKEN not in result.stdout + result.stderr
-        if refused:
-            assert result.returncode == 2
-            assert len(result.stderr.splitlines()) == 1
-            assert refused in result.stderr
-        else:
-            assert result.returncode == 0, result.stderr
-        return result.stdout
+        monkeypatch.setenv("HF_TOKEN", token)
+        huggingface_hub.HfFileSystem.clear_instance_cache()
+        output = cli.refuse(*words, words=refused) if refused else cli.run(*words)
+        assert hub.TOKEN not in output
+        return output
 
     return call
+
+
+def test_the_hub_is_asked_by_a_process_with_its_own_settings(here: Hub, tmp_path: Path, copied: Any) -> None:
+    settings = {"HF_ENDPOINT": here.address, "HF_HOME": str(tmp_path / "home"), "HF_TOKEN": hub.TOKEN}
+    result = run("push", copied(), NAME, "--video-episodes=0", **settings)
+    assert (result.returncode, result.stderr) == (0, "")
+    assert f"evaluate hf://{NAME}" in result.stdout
+    assert hub.TOKEN not in result.stdout
+    assert set(here.files) == {NAME}
 
 
 def test_a_score_without_a_number_of_episodes_has_its_interval() -> None:
