@@ -24,7 +24,7 @@ from tests.machines import CAN_BE_MADE, NEEDED, machines
 
 ROOT = Path(__file__).parent.parent
 SERVICES = yaml.safe_load((ROOT / "docker" / "compose.yaml").read_text())["services"]
-LOCKED = dict(line.split("==") for line in (ROOT / "requirements.lock").read_text().splitlines() if line[0] != "#")
+TORCH = re.search(r"^torch==(.*)$", (ROOT / "requirements.lock").read_text(), re.MULTILINE)
 pytestmark = [
     pytest.mark.ray,
     pytest.mark.slow,
@@ -67,11 +67,12 @@ def image() -> Iterator[str]:
 @pytest.fixture
 def containers(image: str) -> Iterator[Callable[[], str]]:
     """Makes containers of the image, which are removed at the end."""
-    made = []
+    made: list[str] = []
 
     def make() -> str:
-        made.append(buildah("from", "--pull-never", image))
-        return made[-1]
+        container = buildah("from", "--pull-never", image)
+        made.append(container)
+        return container
 
     yield make
     for name in made:
@@ -82,7 +83,8 @@ def test_any_user_trains_in_the_image(containers: Callable[[], str], tmp_path: P
     container = containers()
     tmp_path.chmod(0o777)
     said = buildah("run", container, "--", "python", "-c", "import os, torch; print(os.getuid(), torch.__version__)")
-    assert said == f"1000 {LOCKED['torch']}+cpu"
+    assert TORCH is not None
+    assert said == f"1000 {TORCH[1]}+cpu"
     for user in ("1000", "54321"):
         words = ["run", "--user", user, "--volume", f"{tmp_path}:/runs", container, "--", "compressive", "launch"]
         said = buildah(*words, "--local", f"--run=/runs/{user}", *TINY)
@@ -92,28 +94,44 @@ def test_any_user_trains_in_the_image(containers: Callable[[], str], tmp_path: P
         assert run.path.stat().st_uid == int(user)
 
 
+def _service(name: str, head: str, token: str, container: str, temporary: Path, runs: Path) -> list[str]:
+    """The words of `buildah run` that start a service of the Compose file.
+
+    Args:
+        head: the address of the machine on which the head is.
+        temporary: the container's /tmp.
+        runs: the folder of runs that all containers share.
+    """
+    launch = ["--run=/home/ray/runs/one", *TINY, "--actors=2", "--actors.placement=spread"]
+    variables = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": token, "ARGS": shlex.join(launch)}
+    words = ["--volume", f"{temporary}:/tmp", "--volume", f"{runs}:/home/ray/runs"]
+    for variable, value in variables.items():
+        words += ["--env", f"{variable}={value}"]
+
+    command = SERVICES[name]["command"]
+    command = command.replace("$$", "$")  # as Compose does
+    command = command.replace("head:", f"{head}:")  # there is no name server
+    return [*words, container, "--", "sh", "-c", command]
+
+
 def test_a_head_two_workers_and_a_driver(containers: Callable[[], str], tmp_path: Path) -> None:
     """With the commands of the Compose file."""
+    services = ("head", "worker", "worker", "driver")
     token = secrets.token_hex(32)
     runs = tmp_path / "runs"
     runs.mkdir()
     runs.chmod(0o777)
-    with machines(4) as addresses, ExitStack() as stack:
+    logs: list[Path] = []
+    processes: list[subprocess.Popen[bytes]] = []
+    with machines(len(services)) as addresses, ExitStack() as stack:
         head = next(iter(addresses))
-        logs, processes = [], []
-        for number, (machine, service) in enumerate(zip(addresses.values(), ("head", "worker", "worker", "driver"))):
-            log = tmp_path / f"{number}-{service}.log"
-            logs.append(log)
+        for number, (machine, service) in enumerate(zip(addresses.values(), services, strict=True)):
             temporary = tmp_path / f"tmp-{number}"
             temporary.mkdir()
             temporary.chmod(0o1777)
-            folders = [f"{temporary}:/tmp", f"{runs}:/home/ray/runs"]
-            options = [word for folder in folders for word in ("--volume", folder)]
-            words = ["--run=/home/ray/runs/one", *TINY, "--actors=2", "--actors.placement=spread"]
-            given = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": token, "ARGS": shlex.join(words)}
-            options += [word for name, value in given.items() for word in ("--env", f"{name}={value}")]
-            command = SERVICES[service]["command"].replace("$$", "$").replace("head:", f"{head}:")  # no name server
-            words = [*options, containers(), "--", "sh", "-c", command]
+            words = _service(service, head, token, containers(), temporary, runs)
+            log = tmp_path / f"{number}-{service}.log"
+            logs.append(log)
             processes.append(stack.enter_context(_running(machine, words, log)))
         wait_until(lambda: any(process.poll() is not None for process in processes))
         said = "\n".join(f"{log.name}:\n{log.read_text()[-1500:]}" for log in logs)

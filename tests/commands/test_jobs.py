@@ -9,18 +9,25 @@ import sys
 import tempfile
 import urllib.request
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 
 from storage.metrics import last_metrics, read_metrics
-from tests.commands.cli import ENVIRONMENT, PATIENCE, TINY, saved_steps, wait_until
+from tests.commands.cli import ENVIRONMENT, PATIENCE, TINY, run, saved_steps, wait_until
 from training.cluster import gauge_name
 
+pytestmark = [pytest.mark.ray, pytest.mark.slow]
 ROOT = Path(__file__).parents[2]
 RAY = [sys.executable, "-m", "ray.scripts.scripts"]
+PORTS = [
+    "port", "dashboard-port", "metrics-export-port", "ray-client-server-port", "dashboard-agent-listen-port",
+    "dashboard-agent-grpc-port",
+]  # fmt: skip
+"""Options of `ray start` for the ports that would else be the same for every cluster of this machine."""
+STORE = "--object-store-memory=200000000"
 
 
 class Head(NamedTuple):
@@ -34,8 +41,11 @@ class Head(NamedTuple):
 def free_ports(number: int) -> list[int]:
     """Ports that are free now."""
     with ExitStack() as stack:
-        sockets = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(number)]
-        return [each.getsockname()[1] for each in sockets]
+        ports: list[int] = []
+        for _ in range(number):
+            server = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
+            ports.append(server.getsockname()[1])
+        return ports
 
 
 def answers(address: str) -> bool:
@@ -46,12 +56,28 @@ def answers(address: str) -> bool:
         return False
 
 
+@contextmanager
+def running(options: list[str], environment: dict[str, str], log: Path) -> Iterator[tuple[Path, subprocess.Popen[str]]]:
+    """`ray start` in the foreground: its temporary folder, and its process, which is ended with the context."""
+    # Ray's sockets lie in the folder, and their paths must be short.
+    folders = tempfile.TemporaryDirectory(prefix="ray-", ignore_cleanup_errors=True)
+    with folders as folder, log.open("w") as screen:
+        start = [*RAY, "start", "--head", "--block", f"--temp-dir={folder}", *options]
+        process = subprocess.Popen(
+            start, env=environment, cwd=folder, stdout=screen, stderr=subprocess.STDOUT, text=True
+        )
+        try:
+            yield Path(folder), process
+        finally:
+            process.terminate()
+            process.wait(PATIENCE)
+
+
 @pytest.fixture
 def head(tmp_path: Path) -> Iterator[Head]:
     pytest.importorskip("aiohttp_cors", reason="jobs need Ray's dashboard: pip install -e '.[cluster]'")
-    names = ["port", "dashboard-port", "metrics-export-port", "ray-client-server-port"]
-    names += ["dashboard-agent-listen-port", "dashboard-agent-grpc-port"]
-    ports = dict(zip(names, free_ports(len(names))))
+    ports = dict(zip(PORTS, free_ports(len(PORTS)), strict=True))
+    options = [f"--{name}={port}" for name, port in ports.items()]
     environment = {
         **ENVIRONMENT,
         "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",  # the cluster's `python`
@@ -59,21 +85,13 @@ def head(tmp_path: Path) -> Iterator[Head]:
         "RAY_JOB_STOP_WAIT_TIME_S": str(int(PATIENCE)),
         "RAY_metrics_report_interval_ms": "500",
     }
-    # Ray's sockets lie in it, and their paths must be short.
-    folders = tempfile.TemporaryDirectory(prefix="ray-", ignore_cleanup_errors=True)
-    with folders as folder, (tmp_path / "head.log").open("w") as screen:
-        options = ["--num-cpus=2", "--object-store-memory=200000000", f"--temp-dir={folder}"]
-        options += [f"--{name}={port}" for name, port in ports.items()]
-        start = [*RAY, "start", "--head", "--block", *options]
-        process = subprocess.Popen(start, env=environment, cwd=folder, stdout=screen, stderr=subprocess.STDOUT)
-        try:
-            where = Head(Path(folder), *(f"http://127.0.0.1:{ports[names[i]]}" for i in (1, 2)))
-            agent = f"http://127.0.0.1:{ports['dashboard-agent-listen-port']}/api/local_raylet_healthz"
-            wait_until(lambda: answers(f"{where.dashboard}/api/version") and answers(agent), process)
-            yield where
-        finally:
-            process.terminate()
-            process.wait(PATIENCE)
+    dashboard = f"http://127.0.0.1:{ports['dashboard-port']}"
+    metrics = f"http://127.0.0.1:{ports['metrics-export-port']}"
+    agent = f"http://127.0.0.1:{ports['dashboard-agent-listen-port']}"
+    with running(["--num-cpus=2", STORE, *options], environment, tmp_path / "head.log") as (folder, process):
+        wait_until(lambda: answers(f"{dashboard}/api/version"), process)
+        wait_until(lambda: answers(f"{agent}/api/local_raylet_healthz"), process)
+        yield Head(folder, dashboard, metrics)
 
 
 def job(head: Head, *arguments: object) -> str:
@@ -84,37 +102,49 @@ def job(head: Head, *arguments: object) -> str:
     return result.stdout
 
 
-@pytest.mark.ray
-@pytest.mark.slow
+def gauges(head: Head) -> dict[str, float]:
+    """The numbers of the run `run` that Prometheus would read, by name."""
+    text = urllib.request.urlopen(f"{head.metrics}/metrics", timeout=5).read().decode()
+    found = re.findall(r'^ray_(\w+){.*run="run".*} (\S+)$', text, re.MULTILINE)
+    return {name: float(value) for name, value in found}
+
+
+def copy_project(folder: Path) -> None:
+    """The packages of the repository, and files that .gitignore leaves out."""
+    for package in ("agent", "envs", "actors", "learner", "training", "reports", "commands"):
+        shutil.copytree(ROOT / package, folder / package)
+    shutil.copy(ROOT / ".gitignore", folder)
+    for ignored in ("runs/old", ".venv"):
+        (folder / ignored).mkdir(parents=True)
+        (folder / ignored / "large.bin").write_bytes(b"0")
+
+
 @pytest.mark.timeout(600)
 def test_a_job_trains_shows_its_metrics_and_stops_with_a_checkpoint(head: Head, tmp_path: Path) -> None:
-    source, run = tmp_path / "source", tmp_path / "run"
-    for package in ("agent", "envs", "actors", "learner", "training", "reports", "commands"):
-        shutil.copytree(ROOT / package, source / package)
-    shutil.copy(ROOT / ".gitignore", source)
-    for left_out in ("runs/old", ".venv"):
-        (source / left_out).mkdir(parents=True)
-        (source / left_out / "large.bin").write_bytes(b"0")
-    launch = ["python", "-m", "commands", "launch", "--ray-address", "auto", "--run", run, "--frames", 10**9]
-    job(head, "submit", "--working-dir", source, "--submission-id=tiny", "--no-wait", "--", *launch, *TINY)
+    source = tmp_path / "source"
+    run = tmp_path / "run"
+    copy_project(source)
+    launch = ["python", "-m", "commands", "launch", "--ray-address", "auto", "--run", run, "--frames", 10**9, *TINY]
+    job(head, "submit", "--working-dir", source, "--submission-id=tiny", "--no-wait", "--", *launch)
     wait_until(lambda: (run / "config.json").exists())  # the level is compiled for the new folder
     wait_until(lambda: last_metrics(run).get("episode/count", 0) > 0)
 
-    (unpacked,) = (path for path in head.folder.glob("session_latest/runtime_resources/*/_ray_pkg_*") if path.is_dir())
+    # What was sent to the cluster.
+    packages = head.folder.glob("session_latest/runtime_resources/*/_ray_pkg_*")
+    (unpacked,) = [path for path in packages if path.is_dir()]
     assert (unpacked / "commands" / "__main__.py").exists()
     assert not list(unpacked.rglob("large.bin"))
 
-    def shown() -> dict[str, float]:
-        text = urllib.request.urlopen(f"{head.metrics}/metrics", timeout=5).read().decode()
-        found = re.findall(r'^ray_(\w+){.*run="run".*} (\S+)$', text, re.MULTILINE)
-        return {name: float(value) for name, value in found}
+    # Each number that is shown is one of the run's metrics.
+    wait_until(lambda: gauge_name("episode/return") in gauges(head))
+    shown = gauges(head)
+    wait_until(lambda: last_metrics(run)["learner/frames"] > shown[gauge_name("learner/frames")])
+    rows = read_metrics(run)
+    for name in ("episode/return", "learner/frames", "loss/total", "policy/entropy", "actors/alive"):
+        written = [pytest.approx(row[name]) for row in rows if name in row]
+        assert shown[gauge_name(name)] in written, name
 
-    wait_until(lambda: gauge_name("episode/return") in shown())
-    numbers, names = shown(), ("episode/return", "learner/frames", "loss/total", "policy/entropy", "actors/alive")
-    wait_until(lambda: last_metrics(run)["learner/frames"] > numbers[gauge_name("learner/frames")])
-    for name in names:
-        assert numbers[gauge_name(name)] in [pytest.approx(row[name]) for row in read_metrics(run) if name in row], name
-
+    # It is stopped as by Ctrl-C.
     job(head, "stop", "tiny")
     log = job(head, "logs", "tiny")
     assert re.search(rf"stopped at .* resume with: compressive launch --resume {run} --ray-address auto", log), log
@@ -124,24 +154,15 @@ def test_a_job_trains_shows_its_metrics_and_stops_with_a_checkpoint(head: Head, 
     assert "terminated gracefully" in supervisor.read_text()
 
 
-@pytest.mark.ray
-@pytest.mark.slow
 def test_a_cluster_with_another_token_says_so(tmp_path: Path) -> None:
     (port,) = free_ports(1)
     environment = {**ENVIRONMENT, "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": 64 * "0", "RAY_USAGE_STATS_ENABLED": "0"}
-    folders = tempfile.TemporaryDirectory(prefix="ray-", ignore_cleanup_errors=True)
-    with folders as folder, (tmp_path / "head.log").open("w") as screen:
-        options = ["--num-cpus=1", f"--port={port}", "--include-dashboard=false", "--object-store-memory=200000000"]
-        begin = [*RAY, "start", "--head", "--block", f"--temp-dir={folder}", *options]
-        process = subprocess.Popen(begin, env=environment, cwd=folder, stdout=screen, stderr=subprocess.STDOUT)
-        try:
-            wait_until(lambda: "Ray runtime started" in (tmp_path / "head.log").read_text(), process)
-            launch = [sys.executable, "-m", "commands", "launch", "--run", tmp_path / "run", *TINY]
-            join = [*map(str, launch), "--ray-address", f"127.0.0.1:{port}"]
-            result = subprocess.run(join, capture_output=True, text=True, timeout=PATIENCE, env=ENVIRONMENT, cwd=ROOT)
-        finally:
-            process.terminate()
-            process.wait(PATIENCE)
+    options = ["--num-cpus=1", STORE, f"--port={port}", "--include-dashboard=false"]
+    log = tmp_path / "head.log"
+    with running(options, environment, log) as (_, process):
+        wait_until(lambda: "Ray runtime started" in log.read_text(), process)
+        words = ["launch", "--run", tmp_path / "run", *TINY, "--ray-address", f"127.0.0.1:{port}"]
+        result = run(*words)
     assert result.returncode == 2
     expected = "it is up, so set RAY_AUTH_MODE and the token as where `ray start` was typed"
     assert expected in result.stdout + result.stderr

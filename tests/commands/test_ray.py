@@ -15,57 +15,93 @@ from tests.commands.cli import ENVIRONMENT, PATIENCE, TINY, marked, saved_steps,
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
 
 
-def test_a_run_survives_its_actors_its_learners_and_itself(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    """An actor is killed, one of two learners, then the program; resumed, it is stopped; and is resumed without Ray."""
-    folder, home, mark = tmp_path / "run", tmp_path / "home", uuid.uuid4().hex
-    home.mkdir()  # Ray keeps its token there
-    environment = {name: value for name, value in ENVIRONMENT.items() if name != "RAY_AUTH_MODE"}
-    screen = tmp_path / "screen"
+class Launches:
+    """`compressive launch` in processes of its own, on a cluster that each of them starts.
 
-    def begin(*arguments: object) -> subprocess.Popen[str]:
-        marked_environment = {**environment, "HOME": str(home), "MARK": mark}
-        with screen.open("w") as output:
-            return start("launch", *arguments, output=output, start_new_session=True, env=marked_environment)
+    mark: of the environment of all processes, see `tests.commands.cli.marked`.
+    screen: what the latest one prints.
+    """
 
-    allowed = ["--allow", "dm:tests.envs.dm_tasks:Unhurried"]
-    task = ["--env", "dm:tests.envs.dm_tasks:Unhurried,cells=99,limit=999", *TINY]
-    process = begin("--run", folder, "--learners", 2, "--actors.num-actors", 2, "--frames", 10**9, *task)
+    def __init__(self, folder: Path) -> None:
+        self.mark = uuid.uuid4().hex
+        self.screen = folder / "screen"
+        self.home = folder / "home"
+        self.home.mkdir()  # Ray keeps its token there
+
+    def begin(self, *arguments: object) -> subprocess.Popen[str]:
+        environment = {**ENVIRONMENT, "HOME": str(self.home), "MARK": self.mark}
+        del environment["RAY_AUTH_MODE"]
+        with self.screen.open("w") as output:
+            return start("launch", *arguments, output=output, start_new_session=True, env=environment)
+
+    def processes(self, title: str) -> set[int]:
+        """Processes that Ray has given this title."""
+        return marked(self.mark, f"ray::{title}")
+
+    def wait_for_all_to_end(self) -> None:
+        wait_until(lambda: not marked(self.mark))
+
+
+def kill_an_actor(launches: Launches, folder: Path, process: subprocess.Popen[str]) -> None:
+    """Another one takes its place."""
     wait_until(lambda: last_metrics(folder).get("actors/alive") == 2, process)
-    actors = marked(mark, "ray::RemoteActor")
+    actors = launches.processes("RemoteActor")
     assert len(actors) == 2
     os.kill(actors.pop(), signal.SIGKILL)
     wait_until(lambda: last_metrics(folder)["actors/restarts"] == 1, process)
     wait_until(lambda: last_metrics(folder)["actors/alive"] == 2, process)
 
-    learners = marked(mark, "ray::RemoteLearner")
+
+def kill_a_learner(launches: Launches, folder: Path, process: subprocess.Popen[str]) -> None:
+    """Two others take the places of both, and go on."""
+    learners = launches.processes("RemoteLearner")
     assert len(learners) == 2
-    os.kill(next(iter(learners)), signal.SIGKILL)
+    os.kill(min(learners), signal.SIGKILL)
     # At most one update is done, or in progress, before its absence is noticed.
-    wait_until(lambda: len(marked(mark, "ray::RemoteLearner") - learners) == 2, process)
+    wait_until(lambda: len(launches.processes("RemoteLearner") - learners) == 2, process)
     reached = last_metrics(folder)["step"]
     wait_until(lambda: saved_steps(folder)[-1] > reached + 300, process)
+
+
+def test_a_run_survives_its_actors_its_learners_and_itself(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """An actor is killed, one of two learners, then the program; resumed, it is stopped; and is resumed without Ray."""
+    folder = tmp_path / "run"
+    launches = Launches(tmp_path)
+    allowed = ["--allow", "dm:tests.envs.dm_tasks:Unhurried"]
+    task = ["--env", "dm:tests.envs.dm_tasks:Unhurried,cells=99,limit=999", *TINY]
+
+    # Processes are killed, the program last.
+    process = launches.begin("--run", folder, "--learners", 2, "--actors.num-actors", 2, "--frames", 10**9, *task)
+    kill_an_actor(launches, folder, process)
+    kill_a_learner(launches, folder, process)
     process.kill()
     process.wait()
-    printed, killed = [screen.read_text()], saved_steps(folder)[-1]
-    assert "2 learners on Ray" in printed[0]
-    assert "died and is replaced" in printed[0]
-    assert printed[0].count("all learners are restarted at version") == 1
-    wait_until(lambda: not marked(mark))
+    first = launches.screen.read_text()
+    killed = saved_steps(folder)[-1]
+    assert "2 learners on Ray" in first
+    assert "died and is replaced" in first
+    assert first.count("all learners are restarted at version") == 1
+    launches.wait_for_all_to_end()
 
-    process = begin("--resume", folder, "--learners", 1, *allowed)
+    # It goes on from its last checkpoint, and is stopped.
+    process = launches.begin("--resume", folder, "--learners", 1, *allowed)
     wait_until(lambda: last_metrics(folder)["step"] > killed + 300, process)
     process.send_signal(signal.SIGINT)
     assert process.wait(PATIENCE) == 128 + signal.SIGINT
-    printed.append(screen.read_text())
-    assert f"resumed from {folder}/checkpoints/{killed:012d}" in printed[1]
-    assert f"resume with: compressive launch --resume {folder} {' '.join(allowed)}\n" in printed[1]
-    for chatter in ("INFO", "uthentication", "raylet", "Traceback"):
-        assert chatter not in "".join(printed)
-    rows = read_metrics(folder)
-    assert [row["step"] for row in rows] == sorted({row["step"] for row in rows}), "nothing is learned twice"
-    assert rows[-1]["attention/compressed"] > 0
-    wait_until(lambda: not marked(mark))
+    second = launches.screen.read_text()
+    assert f"resumed from {folder}/checkpoints/{killed:012d}" in second
+    assert f"resume with: compressive launch --resume {folder} {' '.join(allowed)}\n" in second
+    launches.wait_for_all_to_end()
 
+    # What was printed and learned.
+    for chatter in ("INFO", "uthentication", "raylet", "Traceback"):
+        assert chatter not in first + second
+    rows = read_metrics(folder)
+    steps = [row["step"] for row in rows]
+    assert steps == sorted(set(steps)), "nothing is learned twice"
+    assert rows[-1]["attention/compressed"] > 0
+
+    # Without Ray.
     stopped = saved_steps(folder)[-1]
     main(["launch", "--local", "--resume", str(folder), f"--frames={stopped + 100}", *allowed])
     assert f"resumed from {folder}/checkpoints/{stopped:012d}" in capfd.readouterr().out
