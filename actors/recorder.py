@@ -92,6 +92,7 @@ def record_episodes(
     in_detail: bool = True,
     with_effects: bool = False,
     progress: Callable[[int, int], None] = lambda finished, step: None,
+    value_column: int = 0,
 ) -> list[Recording]:
     """Plays and records complete episodes in the actor's first environment.
 
@@ -103,8 +104,9 @@ def record_episodes(
         with_effects: also compute at each step what memory caused, see `actors.causes`. Pages show it, films do not,
             and a step takes about twice as long.
         progress: called after each step with the number of finished episodes, and of steps in the present one.
+        value_column: which value is recorded, if the agent has one for each of several tasks.
     """
-    recorder = _Recorder(actor, max_steps, in_detail, with_effects)
+    recorder = _Recorder(actor, max_steps, in_detail, with_effects, value_column)
     recordings: list[Recording] = []
     with actor.acting():
         while len(recordings) < episodes:
@@ -119,9 +121,10 @@ def record_episodes(
 class _Recorder:
     """Plays an actor step by step, and notes what a `Recording` has of each. Only within the actor's `acting`."""
 
-    def __init__(self, actor: Actor, max_steps: int, in_detail: bool, with_effects: bool) -> None:
+    def __init__(self, actor: Actor, max_steps: int, in_detail: bool, with_effects: bool, value_column: int) -> None:
         self.actor = actor
         self.max_steps = max_steps
+        self.value_column = value_column
         # Only the slots of a transformer can be left out one after the other.
         self.with_effects = with_effects and isinstance(actor.agent.core, Transformer)
         self.steps: list[_Step] = []
@@ -191,7 +194,7 @@ class _Recorder:
             given=given,
             state=state,
             action=received[0],
-            value=float(values[0]),
+            value=float(values[self.value_column]),
             reward=float(actor.env_output.reward[0]),
             policy=policy.show(parameters),
             counts=self._counts(),

@@ -192,6 +192,7 @@ def record(
     are those of `record_episodes`.
     """
     shown = tasks(env or tested_on(config))[0]
+    value_column = _value_column(config, shown)
     # People see nothing in a vector.
     has_images = len(interface(shown).observation_shape) == 3
     if not has_images:
@@ -199,9 +200,17 @@ def record(
     actor = make_evaluator(config, agent, 1, seed, sample, shown, film=True)
     try:
         max_steps = config.actors.max_episode_steps
-        return record_episodes(actor, episodes, max_steps, in_detail, with_effects, progress)
+        return record_episodes(actor, episodes, max_steps, in_detail, with_effects, progress, value_column)
     finally:
         actor.close()
+
+
+def _value_column(config: RunConfig, task: str) -> int:
+    """Which of the agent's values is that of a task; for a task that it was not trained on, that of the first one."""
+    trained_on = tasks(config.env)
+    if config.learner.popart and task in trained_on:
+        return trained_on.index(task)
+    return 0
 
 
 def recording_title(run: Run, config: RunConfig, steps: int) -> str:

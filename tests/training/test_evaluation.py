@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 import envs
 from actors import Episode
@@ -16,7 +17,8 @@ from storage.run import Run
 from tests.actors.counting import Counting
 from tests.training.test_trainer import CONFIG, train
 from training.cluster import RayGauges, gauge_name
-from training.evaluation import as_metrics, evaluate, load_trained_agent, play, summarize
+from training.evaluation import as_metrics, evaluate, load_trained_agent, play, record, summarize
+from training.factories import make_agent
 from training.plain import to_plain
 from training.trainer import Trainer
 
@@ -127,3 +129,18 @@ def test_an_evaluation_may_be_greedy(tmp_path: Path) -> None:
     expected = play(config, trainer.agent, 16, sample=False)
     assert greedy["return"]["mean"] == np.mean([episode.score for episode in expected])
     assert greedy["return"] != sampled["return"]
+
+
+def test_recorded_values_are_those_of_the_task_that_is_played() -> None:
+    first = "diagnostic:recall,delay=3"
+    second = "diagnostic:recall,delay=5"
+    elsewhere = "diagnostic:recall,delay=7"
+    learner = dataclasses.replace(CONFIG.learner, popart=True)
+    config = dataclasses.replace(CONFIG, env=f"{first},{second}", learner=learner)
+    agent = make_agent(config)
+    with torch.no_grad():
+        agent.value.weight.zero_()
+        agent.value.bias.copy_(torch.tensor([10.0, 20.0]))
+    for env, value in ((None, 10.0), (first, 10.0), (second, 20.0), (elsewhere, 10.0)):
+        (recording,) = record(config, agent, 1, env=env)
+        assert recording.values.tolist() == pytest.approx([value] * len(recording.values)), env
