@@ -162,6 +162,15 @@ class Association(DiagnosticEnv):
         return np.maximum(self._latest(), 0)
 
 
+def nth_free(number: NDArray[np.int64], taken: NDArray[np.int64]) -> NDArray[np.int64]:
+    """The cell with this number [rows], from 0, among the free ones: all but those that are `taken` [rows, cubes]."""
+    cell = number
+    for other in np.sort(taken, axis=1).T:
+        # Each taken cell up to there, in order, puts it off by one.
+        cell = cell + (other <= cell)
+    return cell
+
+
 class ColorCubes(DiagnosticEnv):
     """Cubes of N colours on a grid: go to the cube of the target's colour. Where cubes are is shown only when one
     moves.
@@ -224,8 +233,8 @@ class ColorCubes(DiagnosticEnv):
         self.place_in_grid = cells // area * size + cells % area
         self.shapes = {"cell": (colours,)}
         self.limit = 8 * size * targets
-        features = 2 * size + colours + 1 + size * size * (colours + 1)
-        super().__init__(num_envs, spaces.Box(0, 1, (features,), np.float32), 5)
+        self.features = 2 * size + colours + 1 + size * size * (colours + 1)
+        super().__init__(num_envs, spaces.Box(0, 1, (self.features,), np.float32), 5)
 
     @staticmethod
     def scores(size: int = 5, targets: int = 5, area: int | None = None, **_: Any) -> dict[str, float]:
@@ -240,36 +249,33 @@ class ColorCubes(DiagnosticEnv):
         self.found[rows] = 0
         self.time[rows] = 0
 
-        self.cell[rows] = -1
+        cells = np.zeros((np.count_nonzero(rows), self.colours), np.int64)
         for colour in range(self.colours):
-            self._move(rows, np.full(self.num_envs, colour))
+            free = draw(self, rows, self.area**2 - colour)
+            cells[:, colour] = nth_free(free, taken=cells[:, :colour])
+        self.cell[rows] = cells
         self.target[rows] = draw(self, rows, self.colours)
         self.shown[rows] = 1
 
     def _move(self, rows: NDArray[np.bool_], colours: NDArray[np.int64]) -> None:
-        """Puts a cube of each of some rows into a free cell."""
-        if not rows.any():
-            return
+        """Puts the cube of the colour in `colours` [N] into a free cell, in `rows` [N]."""
         index = np.flatnonzero(rows)
-        moved = colours[rows]
-        others = self.cell[index].copy()
-        others[np.arange(len(index)), moved] = -1
-        is_placed = others >= 0
-
-        # The nth of the cells that are free: those before it that are taken, in order, put it off by one each.
-        num_cells = self.area**2
-        free = draw(self, rows, num_cells - is_placed.sum(axis=1))
-        in_order = np.sort(np.where(is_placed, others, num_cells), axis=1)
-        for taken in in_order.T:
-            free = free + (taken <= free)
-        self.cell[index, moved] = free
+        if not index.size:
+            return
+        moved = colours[index]
+        is_other = np.arange(self.colours) != moved[:, None]
+        others = self.cell[index][is_other].reshape(len(index), -1)
+        free = draw(self, rows, self.area**2 - others.shape[1])
+        self.cell[index, moved] = nth_free(free, taken=others)
 
     def act(self, actions: NDArray[np.int64]) -> Step:
         rows = np.arange(self.num_envs)
         every = np.ones(self.num_envs, bool)
 
-        self.column[:] = np.clip(self.column + (actions == 0) - (actions == 1), 0, self.area - 1)
-        self.row[:] = np.clip(self.row + (actions == 2) - (actions == 3), 0, self.area - 1)
+        self.column += (actions == 0) * (self.column < self.area - 1)
+        self.column -= (actions == 1) * (self.column > 0)
+        self.row += (actions == 2) * (self.row < self.area - 1)
+        self.row -= (actions == 3) * (self.row > 0)
         here = self.row * self.area + self.column
         takes = actions == 4
         right = takes & (self.cell[rows, self.target] == here)
@@ -297,25 +303,26 @@ class ColorCubes(DiagnosticEnv):
 
     def observe(self) -> NDArray[np.float32]:
         rows = np.arange(self.num_envs)
-        row = np.zeros((self.num_envs, self.size), np.float32)
-        row[rows, self.row] = 1
-        column = np.zeros((self.num_envs, self.size), np.float32)
-        column[rows, self.column] = 1
-        target = np.zeros((self.num_envs, self.colours), np.float32)
-        target[rows, self.target] = 1
+        seen = np.zeros((self.num_envs, self.features), np.float32)
+        first_column = self.size
+        first_colour = first_column + self.size
+        flag = first_colour + self.colours
+        seen[rows, self.row] = 1
+        seen[rows, first_column + self.column] = 1
+        seen[rows, first_colour + self.target] = 1
+        seen[:, flag] = self.shown > 0
 
         # The cells of each colour, and after these of any colour, which are shown in the extreme variant as well.
-        any_colour = self.colours
-        cubes = np.zeros((self.num_envs, self.colours + 1, self.size * self.size), np.float32)
-        places = self.place_in_grid[self.cell]
+        cubes = seen[:, flag + 1 :]
+        num_cells = self.size * self.size
+        any_colour = self.colours * num_cells
+        is_shown = self.shown > 0
+        is_coloured = self.shown == 1
         for colour in range(self.colours):
-            cell = places[:, colour]
-            cubes[rows, colour, cell] = self.shown == 1
-            cubes[rows, any_colour, cell] = self.shown > 0
-
-        is_shown = self.shown[:, None] > 0
-        parts = (row, column, target, is_shown, cubes.reshape(self.num_envs, -1))
-        return np.concatenate(parts, axis=1, dtype=np.float32)
+            cell = self.place_in_grid[self.cell[:, colour]]
+            cubes[rows, colour * num_cells + cell] = is_coloured
+            cubes[rows, any_colour + cell] = is_shown
+        return seen
 
     def oracle_actions(self) -> NDArray[np.int64]:
         cell = self.cell[np.arange(self.num_envs), self.target]
