@@ -94,7 +94,8 @@ def load(run: Run, options: PlayOptions, console: Console, env: str | None = Non
 
 def _play_script(options: EvaluateOptions, console: Console) -> dict[str, Any]:
     """The summary of episodes that a scripted policy plays."""
-    env, limits = options.env or "", options.limits(ActorsConfig())
+    env = options.env or ""
+    limits = options.limits(ActorsConfig())
     limit_calls(limits.step_seconds)
     with user_errors():
         prepare(env)

@@ -20,7 +20,8 @@ WRITERS = {".onnx": write_onnx, ".pt2": write_program}
 
 def export(options: ExportOptions) -> None:
     """Runs the command."""
-    run, console = Run(options.run), Console()
+    run = Run(options.run)
+    console = Console()
     if options.output.suffix in WRITERS:
         _export_file(options, run, console)
         return

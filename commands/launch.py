@@ -159,7 +159,8 @@ def _ray(options: LaunchOptions, trainer: Trainer, console: Console) -> contextl
 
 def _finish(trainer: Trainer, seconds: float, console: Console) -> None:
     """Evaluates and films the trained agent, and prints the results."""
-    run, allowed = trainer.run, permissions(trainer.config)
+    run = trainer.run
+    allowed = permissions(trainer.config)
     summary, shown = evaluate_and_film(trainer, console)
     trainer.finish(summary)
     rows = evaluation_rows(summary)

@@ -26,7 +26,8 @@ def mirror(options: MirrorOptions) -> None:
         import wandb
     except ImportError as error:
         raise UserError("mirror: needs wandb: pip install 'compressive-impala[wandb]'") from error
-    run, console = Run(options.run), Console()
+    run = Run(options.run)
+    console = Console()
     with user_errors():
         config = to_plain(read_config(run, CONFIGS[run.read_kind()[0]]))
         _read(run)

@@ -19,7 +19,8 @@ from training.sharing import share
 
 def push(options: PushOptions) -> None:
     """Runs the command."""
-    run, console = Run(options.run), Console()
+    run = Run(options.run)
+    console = Console()
     with user_errors():
         kind, _ = run.read_kind()
         name = require_login(options.name)

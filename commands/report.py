@@ -24,7 +24,8 @@ from training.plain import read_config
 
 def report(options: ReportOptions) -> None:
     """Runs the command."""
-    run, console = Run(options.run), Console()
+    run = Run(options.run)
+    console = Console()
     page = options.output or run.report
     with user_errors():
         data = page_data(run, read_rows(run))

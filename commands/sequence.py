@@ -51,11 +51,13 @@ def sequence(kind: str, part: str, options: Any) -> None:
 
 
 def _train(kind: str, options: TrainingOptions) -> None:
-    config, console = options.config, Console()
+    config = options.config
+    console = Console()
     name = f"{kind}-{time.strftime('%Y%m%d-%H%M%S')}-{options.core}"
     run = Run(options.resume or options.run or Path("runs") / name)
     data = _open_data(config, run if options.resume else None, console)
-    again, trainers = resume_command(config, run.path), list[SequenceTrainer]()
+    again = resume_command(config, run.path)
+    trainers: list[SequenceTrainer] = []
 
     def start(trainer: SequenceTrainer) -> None:
         trainers.append(trainer)
@@ -74,13 +76,20 @@ def _train(kind: str, options: TrainingOptions) -> None:
             say=functools.partial(say, console),
         )
     if found is None:
-        say(console, f"stopped at step {trainers[0].learner.step}; resume with: {again}")
+        (trainer,) = trainers
+        say(console, f"stopped at step {trainer.learner.step}; resume with: {again}")
         sys.exit(128 + (stop.signal or 0))
+
+    # The results, and what can be done with them.
     say(console, "finished", "bold")
     _print_tables(data.tables(found), console)
     folder = shlex.quote(str(run))
-    commands = {part: f"{program()} {kind} {part} {folder}" for part in ("evaluate", "sample")}
-    say_all(console, {"curves": f"{program('tensorboard')} --logdir {folder}", **commands})
+    next_commands = {
+        "curves": f"{program('tensorboard')} --logdir {folder}",
+        "evaluate": f"{program()} {kind} evaluate {folder}",
+        "sample": f"{program()} {kind} sample {folder}",
+    }
+    say_all(console, next_commands)
 
 
 def _ray(config: SequenceConfig, console: Console) -> AbstractContextManager[None]:
@@ -93,12 +102,17 @@ def _ray(config: SequenceConfig, console: Console) -> AbstractContextManager[Non
 
 
 def _describe(trainer: SequenceTrainer, core: str, again: str, console: Console) -> None:
-    config, model, run = trainer.config, trainer.learner.model, trainer.run.path
-    learning = f"{config.learners} learners on Ray" if config.learners > 1 else f"learning on {trainer.learner.device}"
+    """Prints what the run is, when it begins or is resumed."""
+    config = trainer.config
+    run = trainer.run.path
+    learning = f"learning on {trainer.learner.device}"
+    if config.learners > 1:
+        learning = f"{config.learners} learners on Ray"
+    parameters = sum(map(torch.numel, trainer.learner.model.parameters()))
     lines = {
         "run": str(run),
         "corpus": trainer.data.describe(),
-        "model": f"{core} core, {quantity(sum(map(torch.numel, model.parameters())))} parameters, {learning}",
+        "model": f"{core} core, {quantity(parameters)} parameters, {learning}",
         "batch": f"{config.learner.batch_size} rows of {config.learner.sequence_length} tokens",
         "curves": f"{program('tensorboard')} --logdir {shlex.quote(str(run.parent))}",
         "stop": f"Ctrl-C, then resume with: {again}",
@@ -137,7 +151,8 @@ def _open_run(kind: str, options: ModelOptions, console: Console) -> tuple[Modal
 
 
 def _evaluate(kind: str, options: Any) -> None:
-    console, run = Console(), Run(options.run)
+    console = Console()
+    run = Run(options.run)
     data, model, checkpoint = _open_run(kind, options, console)
     found: dict[str, Any] = {"step": checkpoint.step}
     say(console, f"checkpoint {checkpoint.path}")
@@ -149,16 +164,22 @@ def _evaluate(kind: str, options: Any) -> None:
 
 
 def _sample_text(options: TextSampleOptions) -> None:
-    console, run = Console(stderr=True), Run(options.run)
+    console = Console(stderr=True)
+    run = Run(options.run)
     with user_errors():
         config: TextConfig = read_config(run, TextConfig)
         tokenizer = tokenization.from_plain(read_json(run.record_file("text")))
         model = make_model(config.model, tokenizer.vocabulary)
-        say_skipped(console, load_model(run, model, options.device).skipped)
-    prompt = sys.stdin.buffer.read() if options.prompt == "-" else os.fsencode(options.prompt or "")
+        checkpoint = load_model(run, model, options.device)
+    say_skipped(console, checkpoint.skipped)
+
+    reads_prompt = options.prompt == "-"
+    prompt = sys.stdin.buffer.read() if reads_prompt else os.fsencode(options.prompt or "")
     tokens = torch.tensor([tokenization.encode_prompt(tokenizer, prompt)])
     drawn = sample(model, tokens, options.length, options.temperature, options.top_p, options.seed)
-    if options.prompt != "-":
+
+    # A prompt that was typed is printed before its continuation.
+    if not reads_prompt:
         print(prompt.decode(errors="replace"), end="", flush=True)
     decode = tokenizer.decoder()
     for token in drawn:
@@ -167,10 +188,12 @@ def _sample_text(options: TextSampleOptions) -> None:
 
 
 def _draw_samples(kind: str, options: Any) -> None:
-    console, run = Console(), Run(options.run)
+    console = Console()
+    run = Run(options.run)
     data: Any
     data, model, checkpoint = _open_run(kind, options, console)
-    out, begin = options.out or run.samples, time.monotonic()
+    out = options.out or run.samples
+    begin = time.monotonic()
     with user_errors():
         out.parent.mkdir(parents=True, exist_ok=True)
         picture = data.draw(model, options, out, run.path, checkpoint.step, functools.partial(counting, console))

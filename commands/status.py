@@ -21,7 +21,8 @@ from training.trust import checkpoint_place
 
 def status(options: StatusOptions) -> None:
     """Runs the command."""
-    run, console = Run(options.run), Console()
+    run = Run(options.run)
+    console = Console()
     with user_errors():
         entry = read_entry(run.name, run)
         config = read_config(run, CONFIGS[entry.kind])

@@ -221,8 +221,7 @@ def _about(comparison: Comparison) -> str:
     """How many runs there are, and of what."""
     seeds = sorted({run.config.seed for run in comparison.runs})
     totals = sorted({run.config.goal[1] for run in comparison.runs})
-    runs, variants = len(comparison.runs), len(comparison.names)
-    counts = f"{plural(runs, 'run')}: {plural(variants, 'variant')}"
+    counts = f"{plural(len(comparison.runs), 'run')}: {plural(len(comparison.names), 'variant')}"
     noun = "seed" if len(seeds) == 1 else "seeds"
     which = f"{noun} {', '.join(map(str, seeds))}"
     length = " or ".join(map(quantity, totals))

@@ -262,8 +262,8 @@ def sparkline(curve: Sequence[tuple[float, float]], ends: tuple[float, float] | 
         x = 100 * min(share, 1.0)
         y = 22 - 20 * (score - low) / height
         points.append(f"{x:.1f},{y:.1f}")
-    first, last = significant(scores[0]), significant(scores[-1])
-    return {"points": " ".join(points), "end": points[-1].split(","), "label": f"from {first} to {last}"}
+    label = f"from {significant(scores[0])} to {significant(scores[-1])}"
+    return {"points": " ".join(points), "end": points[-1].split(","), "label": label}
 
 
 def _files(run: Run) -> list[Path]:
