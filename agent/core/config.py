@@ -98,6 +98,9 @@ class TransformerConfig(Checked):
     """How a sub-layer's output joins the stream: sum, or GTrXL's GRU gate (Parisotto et al. 2019)."""
     dropout: Decay = 0.0
     """Dropout on the output of each sub-layer while training."""
+    clock: bool = False
+    """Whether steps also know how many of their episode were before them: sinusoids of that number, through a linear
+    layer, are added to the inputs. Attention alone knows distances, and not since when."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

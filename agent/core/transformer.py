@@ -90,6 +90,13 @@ class SegmentSteps(NamedTuple):
     own: Tensor
 
     @property
+    def ages(self) -> Tensor:
+        """[B, T] int64, steps of the row's episode before each of them."""
+        of_these = self.own.sum(dim=2) - 1  # a step sees itself, too
+        of_earlier = self.age[:, None] * self.unbroken
+        return of_these + of_earlier
+
+    @property
     def age_after(self) -> Tensor:
         """[B] int64, steps of the row's episode up to and including the last of them."""
         # The last step sees exactly the steps of its own episode, itself among them.
@@ -341,6 +348,9 @@ class Transformer(Core, Generic[StateT, LayerStateT]):
         super().__init__()
         self.config = config
         self.layers = nn.ModuleList(layers)  # type: ignore[assignment]
+        self.clock: nn.Linear | None = None
+        if config.clock:
+            self.clock = nn.Linear(config.model_size, config.model_size, bias=False)
         # Post-norm has normalized the last layer's output.
         self.final_norm: nn.Module = nn.Identity()
         if config.norm == "pre":
@@ -413,6 +423,8 @@ class Transformer(Core, Generic[StateT, LayerStateT]):
 
             # Lines 4 to 7 and 12: each layer attends to its slots, then applies its MLP.
             x = clean[:, begin:end]
+            if self.clock is not None:
+                x = x + self._times(steps, self.clock)
             masks = self._masks(steps, x)
             for index, layer in enumerate(self.layers):
                 state_before = layer_states[index]
@@ -448,6 +460,13 @@ class Transformer(Core, Generic[StateT, LayerStateT]):
             losses=self.losses(layer_states),
             attention=joined_attention,
         )
+
+    def _times(self, steps: SegmentSteps, clock: nn.Linear) -> Tensor:
+        """What is added to the inputs of the steps, [B, T, D], so that they know their place in the episode."""
+        ages = steps.ages
+        encoding = sinusoids(ages.flatten(), self.config.model_size)
+        encoding = encoding.to(clock.weight.dtype).unflatten(0, ages.shape)
+        return clock(encoding)
 
     def _masks(self, steps: SegmentSteps, x: Tensor) -> dict[LayerSizes | RoutedSizes, Tensor]:
         """The masks [B, 1, T, S] that `TransformerLayer.attention_mask` is given, in the dtype of the inputs x.

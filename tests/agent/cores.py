@@ -48,6 +48,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "by-layer": compressive(4, (1, 6), (3, 5), (2, 4), **TIME),
         "pre-memory-in-one-layer": compressive(4, (4, 0), (0, 3), (3, 2), **PRE, gate="gru"),
         "by-layer-most-used": compressive(4, (5, 2), (3, 0), (2, 1), **MOST_USED),
+        "pre-clock": compressive(4, 3, 4, 2, **PRE, clock=True),
     },
     "transformer-xl": {
         "post": transformer_xl(4, 8),
@@ -62,6 +63,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "group-for-each-head": routing(4, 5, window=3, clusters=2, groups=2),
         "pre-one-step": routing(1, 2, window=2, clusters=2, norm="pre"),
         "no-memory": routing(4, 0, window=4, clusters=3),
+        "clock": routing(4, 4, window=3, clusters=3, clock=True),
         "one-of-two-layers": routing(4, (6, 3), window=(0, 5), clusters=(1, 3), groups=2),
     },
     "lstm": {"one-layer": LSTMConfig(SIZE, 1), "three-layers": LSTMConfig(SIZE, 3)},
