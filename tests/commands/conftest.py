@@ -1,4 +1,4 @@
-"""Fixtures of the commands: one finished tiny run, commands in this process, and the process restored after each."""
+"""Fixtures of the commands: one finished tiny run, a browser, commands in this process, and the process as it was."""
 
 import json
 import logging
@@ -6,6 +6,7 @@ import shutil
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -19,7 +20,14 @@ from envs import make_vector
 from envs.guard import STEP_SECONDS, limit_calls
 from reports.episode import page_data
 from reports.pages import write_page
+from tests.commands.browser import Tab, missing, running_chromium, watched_tab
 from tests.commands.cli import ENVIRONMENT, TINY, Commands, frames, run
+
+
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """Skips tests in a browser where there is none, before a run is trained for their pages."""
+    if "browser" in getattr(item, "fixturenames", ()) and missing():
+        item.add_marker(pytest.mark.skip(reason=missing()))
 
 
 @pytest.fixture(scope="package", autouse=True)
@@ -42,6 +50,12 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     return folder, result.stdout
 
 
+@pytest.fixture
+def filmed(finished: tuple[Path, str]) -> Path:
+    """The page of the episode that the finished run filmed."""
+    return finished[0] / "videos" / "final.html"
+
+
 @pytest.fixture(scope="session")
 def routed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Recording]:
     """The page of an episode with routed memory, and the episode: two layers, two groups of three clusters of four."""
@@ -52,6 +66,20 @@ def routed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Recording]:
     (recording,) = record_episodes(Actor(envs, agent, actor_id=0, seed=3), 1)
     page = tmp_path_factory.mktemp("routed") / "page.html"
     return write_page(page, "episode", page_data([recording], "routed", "routing")), recording
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    """A headless Chromium."""
+    with running_chromium() as browser:
+        yield browser
+
+
+@pytest.fixture
+def tab(browser: Any) -> Iterator[Tab]:
+    """An empty tab for pages in files, which must be whole: whatever else they ask for fails the test, as errors do."""
+    with watched_tab(browser, r"file:.*\.html$") as tab:
+        yield tab
 
 
 @pytest.fixture

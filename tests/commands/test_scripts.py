@@ -1,4 +1,4 @@
-"""The scripts of pages, function by function, in Node where it is installed; see test_browser.py for whole pages."""
+"""The scripts of pages, function by function, in Node where it is installed; see test_browser_*.py for whole pages."""
 
 import json
 import shutil
