@@ -6,18 +6,21 @@ from collections.abc import Callable
 
 from actors import ActorsConfig
 from agent import AgentConfig
-from agent.core import CORES, matched_cores
+from agent.core import CORES, CoreConfig, matched_cores
 from learner.config import LearnerConfig, ReplayConfig
 from training.config import RunConfig, find_preset
 
 
-def small_network(core: str) -> RunConfig:
-    """What the presets for CPU cores have in common: a core of two layers of 64 features, and its learner."""
+def small_cores(memory: int = 16, clock: bool = False) -> dict[str, CoreConfig]:
+    """The cores of the presets for CPU cores, of two layers of 64 features, by name; see `matched_cores`."""
     sizes = {"model_size": 64, "num_layers": 2, "num_heads": 4, "mlp_size": 128, "segment_size": 16, "norm": "pre"}
+    return matched_cores({**sizes, "clock": clock}, memory, compressed=16)
+
+
+def small_network(core: str) -> RunConfig:
+    """What the presets for CPU cores have in common: one of the `small_cores`, and its learner."""
     return RunConfig(
-        agent=AgentConfig(
-            torso="small", torso_size=256, core=matched_cores(sizes, 16, 16)[core], reconstruction_cost=1.0
-        ),
+        agent=AgentConfig(torso="small", torso_size=256, core=small_cores()[core], reconstruction_cost=1.0),
         learner=LearnerConfig(
             learning_rate=1e-3,
             discount=0.92,
@@ -235,17 +238,24 @@ def memory(core: str = "compressive") -> RunConfig:
     )
 
 
-def _small_tasks(core: str) -> RunConfig:
-    """What the presets of families of small tasks share: one actor, much replay, and observations that are redrawn."""
+def minigrid_pixels(core: str = "compressive") -> RunConfig:
+    """MiniGrid-Memory from pixels, with the view of 3 x 3 cells that CleanRL's ppo_trxl has; here 24 x 24 pixels.
+
+    What must be remembered is then seen only from beside it, and a discount of 0.99 makes the way there worth it.
+    Episodes of the training end after 96 steps, as in ppo_trxl; evaluate with the environment itself.
+    """
     config = small_network(core)
     return dataclasses.replace(
         config,
-        agent=dataclasses.replace(config.agent, torso_size=128, reconstruction_cost=0.04),
+        preset="minigrid-pixels",
+        env="gym:MiniGrid-MemoryS9-v0,agent_view_size=3,view=pixels,max_episode_steps=96",
+        frames=2_000_000,
+        agent=dataclasses.replace(config.agent, torso_size=128, reconstruction_cost=2.0, reconstruction_height=12),
         learner=dataclasses.replace(
             config.learner,
             learning_rate=5e-4,
             learning_rate_schedule="linear",
-            discount=0.98,
+            discount=0.99,
             lambda_=0.95,
             entropy_cost=1e-2,
             reward_clipping="none",
@@ -256,37 +266,20 @@ def _small_tasks(core: str) -> RunConfig:
     )
 
 
-def minigrid_pixels(core: str = "compressive") -> RunConfig:
-    """MiniGrid-Memory from pixels, with the view of 3 x 3 cells that CleanRL's ppo_trxl has; here 24 x 24 pixels.
-
-    What must be remembered is then seen only from beside it, and a discount of 0.99 makes the way there worth it.
-    Episodes of the training end after 96 steps, as in ppo_trxl; evaluate with the environment itself.
-    """
-    config = _small_tasks(core)
-    return dataclasses.replace(
-        config,
-        preset="minigrid-pixels",
-        env="gym:MiniGrid-MemoryS9-v0,agent_view_size=3,view=pixels,max_episode_steps=96",
-        frames=2_000_000,
-        agent=dataclasses.replace(config.agent, reconstruction_cost=2.0, reconstruction_height=12),
-        learner=dataclasses.replace(config.learner, discount=0.99),
-    )
-
-
 def popgym(core: str = "compressive") -> RunConfig:
-    """POPGym's tasks of memory, chosen with --env, on a CPU core; RepeatPreviousEasy takes less than 0.1 million steps.
+    """POPGym's games of cards, chosen with --env, on a CPU core: the preset `general`, and what they have in common.
 
-    Rewards add up to at most 1 in an episode of 50 to 200 steps, so they are scaled to returns of about 1.
+    What an action earns it earns at once, so that later rewards are noise in its advantage: the discount is low. What
+    is asked for is up to 103 steps old (Autoencode, easy), and is told by the number of its step: transformers have
+    more slots, and a clock.
     """
-    config = _small_tasks(core)
+    config = general(core)
     return dataclasses.replace(
         config,
         preset="popgym",
-        env="gym:popgym-RepeatPreviousEasy-v0",
-        frames=400_000,
-        learner=dataclasses.replace(config.learner, learning_rate=1e-3, discount=0.9, reward_scale=10.0),
-        replay=ReplayConfig(share=0.75, unrolls=32),
-        actors=dataclasses.replace(config.actors, envs_per_actor=32),
+        env="gym:popgym-AutoencodeEasy-v0",
+        agent=dataclasses.replace(config.agent, core=small_cores(memory=96, clock=True)[core]),
+        learner=dataclasses.replace(config.learner, discount=0.9),
     )
 
 
