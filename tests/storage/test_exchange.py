@@ -25,6 +25,7 @@ from tests.agent.cores import CONFIGS, SIZE
 
 CORES: dict[str, Any] = {name: next(iter(CONFIGS[name].values())) for name in NAMES}
 CORES["most-used"] = CONFIGS["compressive"]["most-used"]
+CORES["clock"] = CONFIGS["compressive"]["pre-clock"]
 IMAGE = (12, 16, 3)
 VECTOR = (5,)
 needs_onnx = pytest.mark.skipif(
