@@ -303,8 +303,7 @@ def test_color_cubes_are_solved_by_keeping_a_map(extreme: bool, teleport: float)
 def test_every_cube_but_the_target_moves_at_times() -> None:
     env = ColorCubes(ROWS, size=4, colours=4, targets=3, teleport=1.0)
     env.reset(seed=0)
-    """Colours are counted from that of the target."""
-    offsets = set()
+    offsets = set()  # of colours, counted from that of the target
     for _ in range(20):
         before = env.cell.copy()
         target = env.target.copy()
@@ -345,6 +344,39 @@ def test_an_area_of_the_grid_is_a_smaller_task_seen_in_the_whole_grid() -> None:
         np.testing.assert_array_equal(terminated_inside, terminated)
         ends += int(terminated.sum())
     assert ends > ROWS
+
+
+@pytest.mark.parametrize("extreme", [False, True])
+def test_views_of_color_cubes_say_where_everything_is(extreme: bool) -> None:
+    """Of a player that walks at random, also against walls, in an area of three rows and columns."""
+    env = ColorCubes(ROWS, size=4, area=3, colours=2, teleport=0.3, extreme=extreme)
+    seen, _ = env.reset(seed=2)
+    moves = {0: (0, 1), 1: (0, -1), 2: (1, 0), 3: (-1, 0)}
+    random = np.random.default_rng(0)
+    shown_without_colours = 0
+    for _ in range(30):
+        parts = parts_of(env, seen)
+        for row in range(ROWS):
+            assert parts.row[row].tolist() == np.eye(4)[env.row[row]].tolist()
+            assert parts.column[row].tolist() == np.eye(4)[env.column[row]].tolist()
+            assert parts.target[row].tolist() == np.eye(2)[env.target[row]].tolist()
+            assert parts.is_shown[row] == (env.shown[row] > 0)
+            cubes = np.zeros((3, 16))
+            for colour, cell in enumerate(env.cell[row]):
+                place = 4 * (cell // 3) + cell % 3
+                cubes[colour, place] = env.shown[row] == 1
+                cubes[2, place] = env.shown[row] > 0
+            np.testing.assert_array_equal(parts.cubes[row], cubes)
+            shown_without_colours += env.shown[row] == 2
+
+        actions = random.integers(4, size=ROWS)
+        expected = []
+        for row, action in enumerate(actions.tolist()):
+            up, right = moves[action]
+            expected.append((min(max(env.row[row] + up, 0), 2), min(max(env.column[row] + right, 0), 2)))
+        seen, *_ = env.step(actions)
+        assert list(zip(env.row, env.column, strict=True)) == expected
+    assert (shown_without_colours > 0) == extreme
 
 
 def test_color_cubes_end_at_a_wrong_cube() -> None:

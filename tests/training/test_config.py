@@ -16,7 +16,7 @@ from agent.core.fields import Checked
 from envs import tasks
 from training.config import RunConfig, core_name
 from training.curriculum import Curriculum
-from training.plain import from_plain, to_plain
+from training.plain import differences, from_plain, to_plain
 from training.presets import PRESETS, make_preset
 from training.stages import read_stage
 
@@ -70,6 +70,23 @@ def test_the_preset_for_dmlab30_is_the_papers_agent_that_reads() -> None:
     assert dataclasses.replace(all_levels.agent, instruction=None) == paper.agent
     assert all_levels.learner == paper.learner
     assert all_levels.actors.num_actors % len(tasks(all_levels.env)) == 0
+
+
+@pytest.mark.parametrize(
+    ("core", "slots"),
+    [
+        ("compressive", {"agent.core.memory_size": (16, 96), "agent.core.clock": (False, True)}),
+        ("transformer-xl", {"agent.core.memory_size": (32, 112), "agent.core.clock": (False, True)}),
+        ("lstm", {}),
+    ],
+)
+def test_the_preset_for_popgym_is_the_general_one_but_for_what_games_of_cards_need(core: str, slots: Any) -> None:
+    general = to_plain(make_preset("general", core))
+    popgym = to_plain(make_preset("popgym", core))
+    found = {name: (old, new) for name, old, new in differences(general, popgym)}
+    env = found.pop("env")
+    assert env == ("gym:CartPole-v1", "gym:popgym-AutoencodeEasy-v0")
+    assert found == {"preset": ("general", "popgym"), "learner.discount": (0.99, 0.9), **slots}
 
 
 OURS = ("agent.", "envs.", "actors.", "learner.", "storage.", "sequences.", "training.", "reports.", "commands.")

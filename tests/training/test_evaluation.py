@@ -144,3 +144,14 @@ def test_recorded_values_are_those_of_the_task_that_is_played() -> None:
     for env, value in ((None, 10.0), (first, 10.0), (second, 20.0), (elsewhere, 10.0)):
         (recording,) = record(config, agent, 1, env=env)
         assert recording.values.tolist() == pytest.approx([value] * len(recording.values)), env
+
+
+def test_a_value_for_all_tasks_is_recorded_in_each() -> None:
+    second = "diagnostic:recall,delay=5"
+    config = dataclasses.replace(CONFIG, env=f"diagnostic:recall,delay=3,{second}")
+    agent = make_agent(config)
+    with torch.no_grad():
+        agent.value.weight.zero_()
+        agent.value.bias.fill_(7.0)
+    (recording,) = record(config, agent, 1, env=second)
+    assert set(recording.values.tolist()) == {7.0}
