@@ -45,7 +45,12 @@ def test_random_actions_reach_their_reference_score(env: str, episodes: int, cli
 
 @pytest.mark.parametrize("greedy", [False, True])
 def test_greedy_actions(
-    greedy: bool, finished: tuple[Path, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cli: Commands
+    greedy: bool,
+    finished: tuple[Path, str],
+    copied: Callable[..., Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    cli: Commands,
 ) -> None:
     """In evaluation, which plays in two environments at once, and in films and pages, which play in one."""
     act = Actor.act
@@ -72,7 +77,7 @@ def test_greedy_actions(
         assert sum(1 for _ in video.decode(video=0)) == 2 * 100
 
     was_best.clear()
-    cli.run("visualize", run, "--episodes", 1, "--output", tmp_path / "page", *typed)
+    cli.run("visualize", copied(env=SHORT), "--episodes", 1, "--output", tmp_path / "page", *typed)
     assert always_best() == {1: greedy}
 
 

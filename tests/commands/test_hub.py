@@ -64,7 +64,7 @@ def test_a_score_without_a_number_of_episodes_has_its_interval() -> None:
 
 
 def test_an_agent_goes_to_the_hub_and_comes_back(
-    here: Hub, ask: Callable[..., str], finished: tuple[Path, str], tmp_path: Path
+    here: Hub, ask: Callable[..., str], finished: tuple[Path, str], copied: Callable[..., Path], tmp_path: Path
 ) -> None:
     run, _ = finished
 
@@ -99,7 +99,8 @@ def test_an_agent_goes_to_the_hub_and_comes_back(
     assert far["return"] == near["return"]
     assert far["run"] == f"hf://{NAME}"
     assert far["checkpoint"] == f"hf://{NAME}/checkpoints/{step:012d}"
-    ask("visualize", f"hf://{NAME}@v1", "--episodes=1", f"--output={tmp_path / 'shown'}")
+    ask("push", copied(env="rooms:small,episode_frames=100"), "me/short", "--video-episodes=0")
+    ask("visualize", "hf://me/short@v1", "--episodes=1", f"--output={tmp_path / 'shown'}")
     assert (tmp_path / "shown" / "episodes.html").is_file()
 
     # Another commit, without a video.

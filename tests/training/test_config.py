@@ -80,7 +80,7 @@ def test_the_preset_for_dmlab30_is_the_papers_agent_that_reads() -> None:
         ("lstm", {}),
     ],
 )
-def test_the_preset_for_popgym_is_the_general_one_but_for_what_games_of_cards_need(core: str, slots: Any) -> None:
+def test_the_preset_for_popgym_is_the_general_one_but_for_three_fields(core: str, slots: Any) -> None:
     general = to_plain(make_preset("general", core))
     popgym = to_plain(make_preset("popgym", core))
     found = {name: (old, new) for name, old, new in differences(general, popgym)}
