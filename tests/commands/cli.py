@@ -165,23 +165,32 @@ def refusal(arguments: list[str], capfd: Any) -> str:
 
 
 class Commands:
-    """Runs commands in this process; arguments may be anything that has a text."""
+    """Runs commands in this process; arguments may be anything that has a text.
+
+    printed: what the latest one printed, its standard output and then its standard error.
+    """
 
     def __init__(self, capfd: Any) -> None:
         self.capfd = capfd
+        self.printed = ""
 
     def run(self, *arguments: object) -> str:
         """A command that succeeds; returns its standard output."""
         self.capfd.readouterr()
         main([str(argument) for argument in arguments])
-        return self.capfd.readouterr().out
+        return self._read().out
+
+    def _read(self) -> Any:
+        found = self.capfd.readouterr()
+        self.printed = found.out + found.err
+        return found
 
     def fail(self, *arguments: object, status: int = 1) -> str:
         """A command that ends with a status; returns its standard error, which begins with the program's name."""
         self.capfd.readouterr()
         with pytest.raises(SystemExit) as stop:
             main([str(argument) for argument in arguments])
-        error = self.capfd.readouterr().err
+        error = self._read().err
         assert stop.value.code == status, error
         assert error.startswith("compressive: "), error
         return error

@@ -140,33 +140,41 @@ def counts_of_wrong(misled: int = 0, guessed: int = 0, against: int = 0) -> str:
     return f"of 1 wrong one it misled {misled}, made little difference in {guessed} and spoke against {against}"
 
 
-def test_memory_misled_a_choice(tab: Tab, right: np.ndarray) -> None:
-    tab.evaluate(LAY_ROOM, DECIDED)
+VERDICTS = {
+    "misled": (
+        DECIDED,
+        "Wrong: memory misled it",
+        [
+            "its actions in this room would have been 200 times less likely (100 or more means that memory decided)",
+            "it seems to have mistaken the example for the other object",
+            "It took the red cube (leave), not the red cone (take).",
+        ],
+    ),
+    "against": (
+        -DECIDED,
+        "Wrong, against its memory",
+        ["its actions in this room would have been 200 times more likely"],
+    ),
+    "guessed": (
+        GUESS,
+        "Wrong: a guess",
+        [
+            "it would have done much the same (likelihood ratio 2.5; 100 or more would mean that memory decided)",
+            "the page cannot say which",
+        ],
+    ),
+}
+"""How a wrong choice is counted; the evidence that is laid, how what is said of it begins, and parts of the rest."""
+
+
+@pytest.mark.parametrize("counted", VERDICTS)
+def test_a_wrong_choice_has_a_verdict(tab: Tab, right: np.ndarray, counted: str) -> None:
+    evidence, beginning, parts = VERDICTS[counted]
+    tab.evaluate(LAY_ROOM, evidence)
     said = said_of_choice(tab, right)
-    assert said.startswith("Wrong: memory misled it")
-    bound = "(100 or more means that memory decided)"
-    assert f"its actions in this room would have been 200 times less likely {bound}" in said
-    assert "it seems to have mistaken the example for the other object" in said
-    assert "It took the red cube (leave), not the red cone (take)." in said
-    assert counts_of_wrong(misled=1) in said
-
-
-def test_a_choice_went_against_its_memory(tab: Tab, right: np.ndarray) -> None:
-    tab.evaluate(LAY_ROOM, -DECIDED)
-    said = said_of_choice(tab, right)
-    assert said.startswith("Wrong, against its memory")
-    assert "its actions in this room would have been 200 times more likely" in said
-    assert counts_of_wrong(against=1) in said
-
-
-def test_a_choice_was_a_guess(tab: Tab, right: np.ndarray) -> None:
-    tab.evaluate(LAY_ROOM, GUESS)
-    said = said_of_choice(tab, right)
-    assert said.startswith("Wrong: a guess")
-    bound = "100 or more would mean that memory decided"
-    assert f"it would have done much the same (likelihood ratio 2.5; {bound})" in said
-    assert "the page cannot say which" in said
-    assert counts_of_wrong(guessed=1) in said
+    assert said.startswith(beginning)
+    for part in [*parts, counts_of_wrong(**{counted: 1})]:
+        assert part in said
 
 
 def test_what_happened_before_a_choice(tab: Tab, right: np.ndarray) -> None:

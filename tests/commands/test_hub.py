@@ -42,7 +42,8 @@ def ask(here: Hub, cli: Commands, monkeypatch: pytest.MonkeyPatch) -> Callable[.
         monkeypatch.setenv("HF_TOKEN", token)
         huggingface_hub.HfFileSystem.clear_instance_cache()
         output = cli.refuse(*words, words=refused) if refused else cli.run(*words)
-        assert hub.TOKEN not in output
+        assert "Traceback" not in cli.printed
+        assert hub.TOKEN not in cli.printed
         return output
 
     return call
@@ -55,6 +56,8 @@ def test_the_hub_is_asked_by_a_process_with_its_own_settings(here: Hub, tmp_path
     assert f"evaluate hf://{NAME}" in result.stdout
     assert hub.TOKEN not in result.stdout
     assert set(here.files) == {NAME}
+    assert run("pull", NAME, tmp_path / "pulled", **settings).returncode == 0
+    assert (tmp_path / "pulled" / "config.json").is_file()
 
 
 def test_a_score_without_a_number_of_episodes_has_its_interval() -> None:

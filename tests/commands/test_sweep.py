@@ -92,7 +92,7 @@ def test_a_killed_sweep_is_resumed_and_a_failing_trial_fails_alone(tmp_path: Pat
         os.kill(process.pid, signal.SIGKILL)
     process.wait()
 
-    # The same command goes on with it.
+    # The same command resumes it.
     process = begin(words, tmp_path / "second", mark)
     assert process.wait(PATIENCE) == 1, "a trial is missing"
     said = (tmp_path / "second").read_text()

@@ -59,6 +59,14 @@ def measured(run: Path, split: str = "") -> dict[str, Any]:
     return json.loads((run / f"evaluation{split}.json").read_text())
 
 
+def test_training_says_what_it_is_and_what_to_type_next(corpus: Path, tmp_path: Path, cli: Commands) -> None:
+    run = tmp_path / "run"
+    said = cli.run(*options(corpus, run, 2))
+    assert re.search(r"^model +compressive core, [\d.]+k parameters, learning on cpu$", said, re.MULTILINE), said
+    for part in ("evaluate", "sample"):
+        assert re.search(rf"^{part} +compressive text {part} {run}$", said, re.MULTILINE), said
+
+
 def test_a_run_is_a_folder(trained: Path) -> None:
     rows = read_metrics(trained)
     first, *_, last = rows

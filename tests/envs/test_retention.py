@@ -379,6 +379,18 @@ def test_views_of_color_cubes_say_where_everything_is(extreme: bool) -> None:
     assert (shown_without_colours > 0) == extreme
 
 
+def test_cubes_begin_in_all_cells_and_move_to_all_free_ones() -> None:
+    env = ColorCubes(500, size=3, colours=2, teleport=1.0)
+    env.reset(seed=0)
+    for colour in range(2):
+        assert set(env.cell[:, colour].tolist()) == set(range(9))
+    before = env.cell.copy()
+    env.step(np.zeros(500, int))
+    has_moved = env.cell != before
+    assert (has_moved.sum(axis=1) <= 1).all()
+    assert set(env.cell[has_moved].tolist()) == set(range(9))
+
+
 def test_color_cubes_end_at_a_wrong_cube() -> None:
     env = ColorCubes(ROWS, size=3, colours=2, targets=2, teleport=0.0)
     env.reset(seed=0)
