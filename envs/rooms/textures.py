@@ -70,19 +70,25 @@ SKY_VIEWS = (-130.0, 400.0)
 def blurred(texture: Floats) -> NDArray[np.uint8]:
     """[H, W, 3] in 0..255 -> [LEVELS, H, W, 3]: the texture averaged over blocks of 1, 2, 4... texels a side."""
     height, width, _ = texture.shape
+
+    # Blocks at the end are filled with the last texels.
+    largest = 2 ** (LEVELS - 1)
+    missing_rows = -height % largest
+    missing_columns = -width % largest
+    sums = np.pad(texture, ((0, missing_rows), (0, missing_columns), (0, 0)), mode="edge")
+
     degrees = []
     for degree in range(LEVELS):
         block = 2**degree
-        # Blocks at the end are filled with the last texels.
-        missing_rows = -height % block
-        missing_columns = -width % block
-        padded = np.pad(texture, ((0, missing_rows), (0, missing_columns), (0, 0)), mode="edge")
-        rows = padded.shape[0] // block
-        columns = padded.shape[1] // block
-        means = padded.reshape(rows, block, columns, block, 3).mean((1, 3))
+        means = sums / block**2
         colours = np.clip(np.round(means), 0, 255).astype(np.uint8)
         # As large as the texture again.
         degrees.append(colours.repeat(block, 0).repeat(block, 1)[:height, :width])
+
+        # Two by two blocks are one of the next degree.
+        if block < largest:
+            sums = sums[0::2] + sums[1::2]
+            sums = sums[:, 0::2] + sums[:, 1::2]
     return np.stack(degrees)
 
 

@@ -47,11 +47,15 @@ CONFIGS: dict[str, Any] = {
 }
 
 
-LEARNING = [("aot_eager", config) for config in CONFIGS.values()]
-LEARNING.append(pytest.param("inductor", CONFIGS["post"], marks=pytest.mark.slow))
+FEW = ("post", "transformer-xl", "routing", "gru", "lru", "deltanet", "memoryless")
+LEARNING = []
+for name, config in CONFIGS.items():
+    marks = [] if name in FEW else [pytest.mark.slow]
+    LEARNING.append(pytest.param("aot_eager", config, id=name, marks=marks))
+LEARNING.append(pytest.param("inductor", CONFIGS["post"], id="compiled", marks=pytest.mark.slow))
 
 
-@pytest.mark.parametrize(("backend", "config"), LEARNING, ids=[*CONFIGS, "compiled"])
+@pytest.mark.parametrize(("backend", "config"), LEARNING)
 def test_learning_is_one_graph(build: Callable[..., Any], backend: str, config: Any) -> None:
     torch.compiler.reset()
     core = build(config).train()

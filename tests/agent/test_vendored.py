@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from agent.core import CORES
 
 TESTS = Path(__file__).parent
@@ -19,6 +21,7 @@ CASES = "/post] or /default] or /one-layer] or /two-blocks]"
 PROMISES = "any_cutting or with_a_cache or before_a_reset or every_parameter"
 
 
+@pytest.mark.slow
 def test_a_copy_under_another_name_passes_the_suite(tmp_path: Path) -> None:
     # memory/core is a copy of agent/core, and suite has what its contract suite needs.
     ignored = shutil.ignore_patterns("__pycache__")

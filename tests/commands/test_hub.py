@@ -17,6 +17,8 @@ from tests.hub import Hub
 
 huggingface_hub = pytest.importorskip("huggingface_hub")
 NAME = "me/agent"
+SHORT = "rooms:small,episode_frames=100"
+"""An environment whose episodes are filmed in a second."""
 
 
 @pytest.fixture
@@ -67,9 +69,9 @@ def test_a_score_without_a_number_of_episodes_has_its_interval() -> None:
 
 
 def test_an_agent_goes_to_the_hub_and_comes_back(
-    here: Hub, ask: Callable[..., str], finished: tuple[Path, str], copied: Callable[..., Path], tmp_path: Path
+    here: Hub, ask: Callable[..., str], copied: Callable[..., Path], tmp_path: Path
 ) -> None:
-    run, _ = finished
+    run = copied(env=SHORT)
 
     # The files that are pushed.
     assert f"evaluate hf://{NAME}" in ask("push", run, NAME, "--license=mit")
@@ -87,7 +89,7 @@ def test_an_agent_goes_to_the_hub_and_comes_back(
     assert (metadata["license"], metadata["library_name"]) == ("mit", "compressive-impala")
     assert f"return over {evaluation['episodes']} episodes, 95 % [" in result["metrics"][0]["name"]
     assert result["metrics"][0]["value"] == pytest.approx(evaluation["return"]["mean"], abs=1e-3)
-    assert result["dataset"]["type"] == "rooms:small"
+    assert result["dataset"]["type"] == SHORT
     for line in ("| core | compressive |", f"compressive evaluate hf://{NAME}", "--local", "curve.png"):
         assert line in card
 
@@ -102,8 +104,7 @@ def test_an_agent_goes_to_the_hub_and_comes_back(
     assert far["return"] == near["return"]
     assert far["run"] == f"hf://{NAME}"
     assert far["checkpoint"] == f"hf://{NAME}/checkpoints/{step:012d}"
-    ask("push", copied(env="rooms:small,episode_frames=100"), "me/short", "--video-episodes=0")
-    ask("visualize", "hf://me/short@v1", "--episodes=1", f"--output={tmp_path / 'shown'}")
+    ask("visualize", f"hf://{NAME}@v1", "--episodes=1", f"--output={tmp_path / 'shown'}")
     assert (tmp_path / "shown" / "episodes.html").is_file()
 
     # Another commit, without a video.

@@ -135,14 +135,23 @@ def test_what_does_not_fit_is_left_out_and_said(recording: Recording) -> None:
     assert len(json.dumps(part["episodes"])) <= 0.7 * size
 
 
-def test_visualize_writes_a_video_and_a_page(page: Path, tmp_path: Path, cli: Commands) -> None:
-    printed = cli.run("visualize", page.parents[1], "--episodes=1", "--seed=4", "--greedy", "--output", tmp_path)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["episodes.html", "episodes.mp4"]
-    assert all(str(path) in printed for path in tmp_path.iterdir())
+def test_visualize_writes_a_video_and_a_page(copied: Copied, tmp_path: Path, cli: Commands) -> None:
+    run = copied(env="rooms:small,episode_frames=100")
+    played = []
+    for number, options in enumerate((["--seed=4"], ["--seed=5"], ["--seed=5", "--greedy"])):
+        shown = tmp_path / f"shown {number}"
+        printed = cli.run("visualize", run, "--episodes=1", *options, "--output", shown)
+        assert sorted(path.name for path in shown.iterdir()) == ["episodes.html", "episodes.mp4"]
+        assert all(str(path) in printed for path in shown.iterdir())
+        (episode,) = embedded(shown / "episodes.html")["episodes"]
+        played.append(episode)
 
-    # Another seed is another episode than that of the run's own page.
-    filmed, played = (embedded(path)["episodes"][0] for path in (page, tmp_path / "episodes.html"))
-    assert filmed["actions"] != played["actions"]
+    four, five, greedy = played
+    assert four["actions"] != five["actions"]
+    probabilities = unpacked(greedy["probabilities"], "u1").reshape(len(greedy["actions"]), -1)
+    chosen = np.take_along_axis(probabilities, np.array(greedy["actions"])[:, None], axis=1)[:, 0]
+    np.testing.assert_array_equal(chosen, probabilities.max(axis=1))
+    assert greedy["actions"] != five["actions"]
 
 
 def test_agents_side_by_side(copied: Copied, tmp_path: Path, cli: Commands) -> None:

@@ -54,7 +54,11 @@ class Kind(NamedTuple):
         return f"{self.length_option}={updates * self.units_per_update}"
 
 
-@pytest.fixture(scope="module", params=["agent", "text", "speech", "images"])
+# Runs of speech and images are resumed by the code that resumes those of text.
+SLOW_KINDS = [pytest.param(name, marks=pytest.mark.slow) for name in ("speech", "images")]
+
+
+@pytest.fixture(scope="module", params=["agent", "text", *SLOW_KINDS])
 def kind(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Kind:
     """Each kind of run, with a checkpoint after every update."""
     name = request.param

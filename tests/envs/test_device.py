@@ -28,12 +28,14 @@ SPECS = (
 TINY = ",image_height=12,image_width=16,hud=False"
 SIMULATED = {
     "rooms:small,episode_frames=30": (20, 1),
-    "rooms:full,image_height=40,image_width=64,episode_frames=120": (35, 4),
-    "rooms:transfer,image_height=40,image_width=64,episode_frames=120": (35, 4),
-    "rooms:full-half,image_height=20,image_width=32,episode_frames=120": (35, 4),
     "rooms:transfer,image_height=20,image_width=32,shrink=2,episode_frames=120,own_view=True": (35, 4),
 }
 """For the simulator: environments, the number of steps, and every how many of them they are compared."""
+SIMULATED_LARGER = {
+    "rooms:full,image_height=40,image_width=64,episode_frames=120": (35, 4),
+    "rooms:transfer,image_height=40,image_width=64,episode_frames=120": (35, 4),
+    "rooms:full-half,image_height=20,image_width=32,episode_frames=120": (35, 4),
+}
 EVERY_VARIANT = {f"rooms:{name}{TINY},episode_frames=170": (90, 6) for name in VARIANTS}
 
 
@@ -227,7 +229,9 @@ def test_the_kernel_equals_the_cpu_in_the_simulator() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "specs", [EVERY_VARIANT, {"rooms:full": (365, 10), "rooms:transfer": (365, 10)}], ids=["variants", "full-size"]
+    "specs",
+    [SIMULATED_LARGER, EVERY_VARIANT, {"rooms:full": (365, 10), "rooms:transfer": (365, 10)}],
+    ids=["larger", "variants", "full-size"],
 )
 def test_the_kernel_equals_the_cpu_in_the_simulator_for_longer(specs: dict[str, tuple[int, int]]) -> None:
     simulate(specs)

@@ -70,8 +70,8 @@ def test_it_is_faster_than_the_scripted_player_and_always_right(actions: str) ->
 
 def test_it_plans_with_the_pace_of_random_looks() -> None:
     config = replace(VARIANTS["transfer"], image_height=8, image_width=8, hud=False)
-    planned = RoomsVectorEnv(4, config)
-    scripted = RoomsVectorEnv(4, config)
+    planned = RoomsVectorEnv(2, config)
+    scripted = RoomsVectorEnv(2, config)
     planned_scores = play(planned, RoomsVectorEnv.oracle_actions).sum(axis=0)
     scripted_scores = play(scripted, oracle_actions).sum(axis=0)
     assert (planned_scores > scripted_scores).any()

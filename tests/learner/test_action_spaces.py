@@ -92,8 +92,11 @@ class Imitation(gymnasium.Env[Any, Any]):
         return (chosen == right).astype(float).tolist()
 
 
-@pytest.mark.parametrize("observation", ["vector", "parts"])
-@pytest.mark.parametrize("name", SPACES)
+CASES = [(name, "vector") for name in SPACES]
+CASES += [("Discrete from 3", "parts"), ("Dict", "parts")]
+
+
+@pytest.mark.parametrize(("name", "observation"), CASES)
 def test_tiny_tasks_are_learned(name: str, observation: str) -> None:
     envs = batch(lambda: adapt(Imitation(SPACES[name], observation)), ROWS)
     interface = read_interface(envs)

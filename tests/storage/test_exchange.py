@@ -134,12 +134,11 @@ def test_the_state_is_described() -> None:
 
 
 FEW = [
-    ("clock", VECTOR, 4, 0),
+    ("clock", IMAGE, 4, 9),
     ("gru", (IMAGE, VECTOR), (Choice(2), Numbers((True, False))), 0),
-    ("compressive", IMAGE, 4, 9),
 ]
 MORE = [
-    *((name, VECTOR, 4, 0) for name in CORES if name != "clock"),
+    *((name, VECTOR, 4, 0) for name in CORES),
     ("compressive", IMAGE, 4, 0),
     ("gru", (IMAGE, VECTOR), 4, 9),
 ]

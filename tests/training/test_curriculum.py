@@ -362,7 +362,7 @@ def test_actors_of_a_stage_begin_with_the_present_weights(resident: bool, tmp_pa
     "changes",
     [
         {"env": POPART.env, "learner": POPART.learner},
-        {"resident": True, "learners": 2},
+        pytest.param({"resident": True, "learners": 2}, marks=pytest.mark.slow),
         pytest.param({"learners": 2, "env": POPART.env, "learner": POPART.learner}, marks=pytest.mark.slow),
     ],
 )
