@@ -76,14 +76,13 @@ class Encoded(NamedTuple):
     inputs: [B, T, D] of the core.
     torso_features: [B, T, F].
     action: [B, T, A], the last action.
-    raw: the observation without its instruction, [B T, ...], or a tuple of several parts.
-    standardized: the same as torsos get it: its vectors standardized, if the configuration asks for that.
+    standardized: the observation without its instruction, [B T, ...], or a tuple of several parts, as torsos get it:
+        its vectors standardized, if the configuration asks for that.
     """
 
     inputs: Tensor
     torso_features: Tensor
     action: Tensor
-    raw: Sensed
     standardized: Sensed
 
 
@@ -262,7 +261,7 @@ class Agent(nn.Module):
             losses["prediction"] = Mean(self.config.prediction_cost * error.total, error.count)
         if self.reconstruction is not None:
             inputs = encoded.inputs.flatten(0, 1)
-            error = self.reconstruction(inputs, encoded.raw)
+            error = self.reconstruction(inputs, encoded.standardized)
             losses["reconstruction"] = Mean(self.config.reconstruction_cost * error.total, error.count)
         return losses
 
@@ -279,10 +278,9 @@ class Agent(nn.Module):
             language.append(read.unflatten(0, leading))
 
         # What is seen. Torsos know no time.
-        raw = map_sensed(lambda part: part.flatten(0, 1), sensed)
-        standardized = raw
+        standardized = map_sensed(lambda part: part.flatten(0, 1), sensed)
         if self.standardization is not None:
-            standardized = self.standardization(raw)
+            standardized = self.standardization(standardized)
         torso_features = self.vision(standardized).unflatten(0, leading)
 
         # The last action and the last reward; under autocast the torso's features may be narrower.
@@ -293,7 +291,7 @@ class Agent(nn.Module):
         # All that is known at each step.
         known = torch.cat([torso_features, action, reward, *language], dim=-1)
         inputs = self.joint(known).to(self.value.weight.dtype)
-        return Encoded(inputs, torso_features, action, raw, standardized)
+        return Encoded(inputs, torso_features, action, standardized)
 
     def remember(
         self, inputs: Tensor, reset: Tensor, state: State, return_attention: bool = False, **options: Any

@@ -60,10 +60,11 @@ class FlatCore(nn.Module):
             nested = self._unflatten(state[rows], offset=count - 1)
             output = self.core(inputs[rows], reset[rows], nested)
 
-            # The features carry the core's losses to the backward pass.
+            # The features carry the core's losses to the backward pass. Each is a mean over the rows of this call.
+            share = len(rows) / len(inputs)
             with_losses = output.features
             for loss in output.losses.values():
-                with_losses = _Attach.apply(with_losses, loss.value)
+                with_losses = _Attach.apply(with_losses, share * loss.value)
             next_state = self._flatten(output.state, len(rows))
 
             row_groups.append(rows)
