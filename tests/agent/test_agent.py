@@ -115,16 +115,23 @@ def test_agents_that_act_or_have_no_reconstruction_have_no_loss() -> None:
     assert not any("reconstruction" in name for name in without.state_dict())
 
 
-def test_vectors_are_reconstructed_as_the_torso_sees_them() -> None:
-    agent = make_agent(CORES["lstm"], shape=(7,), reconstruction_cost=0.5)
-    vectors = 3 * torch.randn(2, 5, 7)
+@pytest.mark.parametrize("standardize", [False, True])
+def test_vectors_are_reconstructed_as_the_torso_sees_them(standardize: bool) -> None:
+    """Squashed, and standardized if the torso's are: elsewhere a constant offset would be most of the loss."""
+    agent = make_agent(CORES["lstm"], shape=(7,), reconstruction_cost=0.5, standardize=standardize)
+    vectors = 100 + 3 * torch.randn(2, 5, 7)
+    seen = vectors
+    if standardize:
+        agent.standardization.mean.fill_(98.0)
+        agent.standardization.second_moment.fill_(98.0**2 + 4.0**2)
+        seen = (vectors - 98.0) / 4.0
     received = []
     hook = agent.core.register_forward_pre_hook(lambda core, inputs: received.append(inputs[0]))
     inputs = {**agent_inputs(2, 5), "observation": vectors}
     loss = agent(**inputs, state=agent.initial_state(2)).losses["reconstruction"].value
     hook.remove()
 
-    squashed = vectors.sign() * torch.log(1 + vectors.abs())
+    squashed = seen.sign() * torch.log(1 + seen.abs())
     error = agent.reconstruction.decoder(received[0]) - squashed
     torch.testing.assert_close(loss, 0.5 * error.square().sum() / (2 * 5))
 

@@ -75,3 +75,29 @@ def test_the_losses_of_the_core_are_attached(build: Callable[..., Any], name: st
     (3 * features.square().mean()).backward()
     for parameter, gradient in zip(core.parameters(), expected):
         assert_same(parameter.grad, gradient)
+
+
+@pytest.mark.parametrize("name", ["compressive", "routing"])
+def test_a_loss_is_a_mean_over_rows_at_different_offsets(build: Callable[..., Any], name: str) -> None:
+    core = build(FIRST[name]).train()
+    memory = FlatCore(core)
+    inputs = normal(3, 12, SIZE)
+    reset = torch.zeros(3, 12, dtype=torch.bool)
+    starts = []
+    for row in range(3):
+        earlier = normal(1, 8 + row, SIZE, seed=row)
+        with torch.no_grad():
+            _, start = memory(earlier, reset[:1, :1].expand(1, 8 + row), memory.initial_state(1))
+        starts.append(start)
+
+    def gradients(inputs: torch.Tensor, state: torch.Tensor) -> list[torch.Tensor]:
+        """Of the losses of the core alone."""
+        core.zero_grad()
+        features, _ = memory(inputs, reset[: len(inputs)], state)
+        (0 * features.sum()).backward()
+        return [parameter.grad.clone() for parameter in core.parameters()]
+
+    together = gradients(inputs, torch.cat(starts))
+    alone = [gradients(inputs[[row]], start) for row, start in enumerate(starts)]
+    for found, *of_rows in zip(together, *alone):
+        assert_same(found, sum(of_rows) / 3)
