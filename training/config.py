@@ -225,6 +225,9 @@ class RunConfig(Checked):
         if burn_in % self._segment or burn_in >= length:
             expected = f"less than unroll_length = {length} and a multiple of the core's segment_size = {self._segment}"
             raise ValueError(f"replay.burn_in: expected {expected}, got {burn_in}")
+        if burn_in and self.learner.teacher_cost:
+            # The steps of burn-in count in the teacher's losses, and neither agent remembers anything there.
+            raise ValueError(f"replay.burn_in: expected 0 with a teacher (learner.teacher_cost), got {burn_in}")
 
         share = self.replay.share
         if share == 0:

@@ -169,6 +169,11 @@ def test_unrolls_beside_the_updates(train_as_on_ray: Any, tmp_path: Path) -> Non
         ({"share": 0.75, "unrolls": 2}, {}, "replay.unrolls: expected at least 3 for this share, got 2"),
         ({"share": 0.8, "unrolls": 3}, {}, "replay.unrolls: expected at least 4 for this share, got 3"),
         ({"burn_in": 20}, {}, "replay.burn_in: expected less than unroll_length = 20 and a multiple of .* = 1, got 20"),
+        (
+            {"burn_in": 4},
+            {"from_run": "teacher", "learner": dataclasses.replace(CONFIG.learner, teacher_cost=1.0)},
+            "replay.burn_in: expected 0 with a teacher .*, got 4",
+        ),
     ],
 )
 def test_errors(replay: dict[str, Any], fields: dict[str, Any], message: str) -> None:
