@@ -476,7 +476,7 @@ def _join(steps: list[_Step], episode: Episode, actor: Actor, counterfactual: _C
         terminated=bool(actor.env_output.discount[0] == 0),
         action_names=_action_names(actor),
         parts=tuple(getattr(actor.envs.single_action_space, "parts", ())),
-        fps=float(metadata.get("render_fps", 15)),
+        fps=float(metadata.get("render_fps") or 15),
         floor_plan=metadata.get("floor_plan"),
         rule=str(metadata.get("rule") or ""),
     )

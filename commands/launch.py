@@ -73,7 +73,13 @@ def _prepare(options: LaunchOptions, run: Run, console: Console) -> Trainer:
     config = options.config
     with Busy(console, "preparing the environment (compiled once, then cached)"), user_errors():
         limit_calls(config.actors.step_seconds)
+        folder = Path.cwd()
         env = prepare(config.env, options.skip_missing_levels and not options.resume)
+        if Path.cwd() != folder and not run.path.is_absolute():
+            changed = f"{env} changes the working folder to {Path.cwd()}"
+            raise UserError(
+                f"run: expected an absolute path, such as {folder / run.path}, because {changed}; got {run}"
+            )
         left_out = set(tasks(config.env)) - set(tasks(env))
         if left_out:
             say(console, f"left out, because they cannot be played here: {', '.join(sorted(left_out))}")

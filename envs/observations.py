@@ -182,7 +182,7 @@ def image_as(space: spaces.Space[Any]) -> ObservationForm | None:
     Images are uint8 and uint16 of two to four axes, and Boxes of another dtype of three or four axes with bounds of
     0..1 or 0..255. Two axes are height and width. Of three, the channels are the first or the last one; see
     `_planes_first`. Four are a stack of frames, whose channels are joined, those of the first frame first. The upper
-    bound of the space becomes 255, but uint8 is not scaled unless that is 1.
+    bound of the space becomes 255.
     """
     shape = space.shape or ()
     if not isinstance(space, spaces.Box) or not 2 <= len(shape) <= 4 or 0 in shape:
@@ -203,7 +203,7 @@ def image_as(space: spaces.Space[Any]) -> ObservationForm | None:
     result = (height, width, int(np.prod(shape)) // (height * width))
 
     # Values: whole numbers from 0 to 255.
-    is_unscaled = space.dtype == np.uint8 and high != 1.0
+    is_unscaled = space.dtype == np.uint8 and high in (0.0, 255.0)
     if is_unscaled and result == shape and order == (0, 1, 2):
         return ObservationForm(space, None)
     scale = 255.0 / high if high > 0 else 1.0
@@ -235,8 +235,9 @@ def _watched(show: Convert, high: float) -> Convert:
         if is_pending:
             brightest = float(image.max())
             is_pending = brightest == 0.0
-            if high == 1.0 and brightest > 2.0:
-                _warn("images are white: their numbers are beyond 2 where the bounds of their space are 0..1")
+            if brightest > 2 * high > 0:
+                limits = f"beyond {2 * high:g} where the bounds of their space are 0..{high:g}"
+                _warn(f"images are white: their numbers are {limits}")
             elif high == 255.0 and 0.0 < brightest <= 1.0 and image.dtype.kind == "f":
                 _warn("images are nearly black: their numbers are up to 1 where the bounds of their space are 0..255")
         return show(image)

@@ -6,6 +6,7 @@ counters are read that an environment names (see `envs.processes`).
 """
 
 import inspect
+import math
 import reprlib
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -75,8 +76,12 @@ class CheckedEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
 def checked(env: Env) -> Env:
     """The environment with a `CheckedEnv` beneath the wrappers of `gymnasium.make`, which unpack what it returns.
 
-    Raises a ValueError for metadata of a form that is not known.
+    Raises a ValueError for spaces that are none, and for metadata of a form that is not known.
     """
+    for name in ("observation_space", "action_space"):
+        space = getattr(env, name, None)
+        if not isinstance(space, spaces.Space):
+            raise ValueError(f"{name}: expected a space of gymnasium, got {describe_value(space)}")
     _require_metadata(env.metadata)
     if isinstance(env, TimeLimit | OrderEnforcing):
         env.env = checked(env.env)
@@ -90,10 +95,14 @@ def _require_metadata(metadata: Mapping[str, Any]) -> None:
     is_whole = isinstance(repeat, int | np.integer) and not isinstance(repeat, bool)
     if not is_whole or repeat < 1:
         raise ValueError(f"metadata['action_repeat']: expected the number of frames of a step, got {repeat!r}")
-    for name in ("episode_metrics", "action_names"):
+    for name in ("episode_metrics", "action_names", "observation_names", "element_names"):
         words = metadata.get(name, ())
         if not isinstance(words, tuple | list) or not all(isinstance(word, str) for word in words):
             raise ValueError(f"metadata[{name!r}]: expected a tuple of words, got {words!r}")
+    pace = metadata.get("render_fps")
+    is_number = isinstance(pace, int | float | np.number) and math.isfinite(pace) and pace >= 0
+    if pace is not None and not is_number:
+        raise ValueError(f"metadata['render_fps']: expected a number of pictures a second, got {pace!r}")
 
 
 def _require_call(name: str, method: Any, *arguments: Any, **options: Any) -> None:

@@ -209,7 +209,8 @@ class SerialVectorEnv(VectorEnv):
             values = np.zeros(self.num_envs)
             given = np.zeros(self.num_envs, bool)
             for row, info in enumerate(infos):
-                given[row] = isinstance(info, Mapping) and name in info
+                # In the middle of an episode None says that it is not known yet.
+                given[row] = isinstance(info, Mapping) and info.get(name) is not None
                 if given[row]:
                     values[row] = number(info[name], f"info[{name!r}]")
             if (over & ~given).any():

@@ -231,7 +231,7 @@ def _view(spec: Spec) -> dict[str, int] | None:
 
 
 def drawing(task: str) -> str:
-    """The spec of a task with which `render()` returns pictures, for films; the task itself if nothing can draw it."""
+    """The spec of a task with which `render()` returns pictures, for films; if nothing does, that without processes."""
     kind, name, overrides = parse_spec(task)
     if kind not in ("gym", "envpool"):
         return task
@@ -245,7 +245,7 @@ def drawing(task: str) -> str:
             picture = envs.render()[0]  # type: ignore[index]
         if is_picture(picture):
             return spec
-    return task
+    return str(Spec(kind, name, alone))
 
 
 def prepare(spec: str, skip_missing: bool = False) -> str:

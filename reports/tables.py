@@ -26,6 +26,17 @@ HEAD_WIDTH = 12
 """Characters of a line of a column's head, where the terminal is narrow."""
 
 
+def _in_words(scale: str) -> str:
+    """The row of a scale: human-normalised, capped."""
+    return scale.replace("_normalised", "-normalised").replace("_", ", ")
+
+
+RESULTS = ("episodes", "return", "correct choices", "score", *map(_in_words, SCALES))
+WHERE = ("policy", "run", "core", "environment", "frames, steps", "training", "video", "page", "checkpoint", "metrics")
+RESERVED = frozenset([*RESULTS, *WHERE])
+"""Names of rows beside those of an environment's counters."""
+
+
 def evaluation_rows(summary: Mapping[str, Any]) -> dict[str, str]:
     """The summary as rows of a table."""
     played = summary.get("tasks", [])
@@ -36,7 +47,9 @@ def evaluation_rows(summary: Mapping[str, Any]) -> dict[str, str]:
     if "correct_choices" in summary:
         rows["correct choices"] = f"{_correct(summary)}  of {summary['choices_per_episode']:.1f} an episode"
     for name, value in summary.get("counters", {}).items():
-        rows[name] = _score(value)
+        # An environment may give a counter the name of a row.
+        row = f"counter/{name}" if name in RESERVED else name
+        rows[row] = _score(value)
     for name in SCALES:
         # Of one task, the capped score is no other number.
         is_repetition = name == "human_normalised_capped" and not played
@@ -46,8 +59,7 @@ def evaluation_rows(summary: Mapping[str, Any]) -> dict[str, str]:
         if played:
             count = sum(name in part for part in played)
             text += f", mean of {count} of {len(played)} tasks"
-        scale = name.replace("_normalised", "-normalised").replace("_", ", ")
-        rows[scale] = text
+        rows[_in_words(name)] = text
     return rows
 
 

@@ -46,7 +46,7 @@ def film(recordings: Sequence[Recording], path: Path, progress: Callable[[int], 
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     first = recordings[0]
-    fps = round(first.fps * frames_of_step(first))
+    fps = max(1, round(first.fps * frames_of_step(first)))
     width, height = frame_size(bool(first.attention))
     with replacing(path) as temporary, av.open(str(temporary.absolute()), "w", format="mp4") as container:
         stream = container.add_stream("libx264", rate=fps, options={"crf": "28", "preset": "veryfast"})

@@ -152,7 +152,7 @@ def bars(vectors: np.ndarray, width: int) -> np.ndarray:
     A bar is an element over its largest absolute value among the T. Bars that do not fit beside each other are in rows.
     """
     num_steps, size = vectors.shape
-    columns = min(size, width // 4)
+    columns = max(1, min(size, width // 4))
     rows = math.ceil(size / columns)
     high = max(1, BARS // rows)
     wide = width // columns

@@ -609,6 +609,7 @@ def test_an_environment_of_vectors_draws_itself(monkeypatch: pytest.MonkeyPatch)
     assert drawing(ENV) == ENV
     monkeypatch.setattr(Drawn, "render", lambda self: None)
     assert drawing("gym:Drawn-v0") == "gym:Drawn-v0"
+    assert drawing("gym:Drawn-v0,processes=2") == "gym:Drawn-v0", "which knows the texts of what is observed, too"
     monkeypatch.setattr(Drawn, "__init__", lambda self: None)  # takes no render_mode
     assert drawing("gym:Drawn-v0") == "gym:Drawn-v0"
 

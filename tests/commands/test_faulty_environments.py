@@ -77,6 +77,27 @@ def test_a_class_without_registration_and_its_counters(tmp_path: Path, cli: Comm
     assert last_metrics(folder)["counter/doors"] == 3
 
 
+def test_a_careless_environment_is_filmed_and_its_counter_is_no_result(
+    tmp_path: Path, cli: Commands, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its pace is less than a picture a second, and its pictures are single pixels."""
+    monkeypatch.chdir(tmp_path)
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    env = f"gym:tests.envs.odd:Careless,folder={elsewhere}"
+    words = ["launch", "--local", "--env", env, *SMALL, "--frames=16", "--video-episodes=1", "--run"]
+    advice = (
+        f"run: expected an absolute path, such as {tmp_path / 'runs' / 'a'}, because {env} changes the working folder"
+    )
+    cli.refuse(*words, "runs/a", words=advice)
+    assert list(elsewhere.iterdir()) == []
+
+    output = cli.run(*words, tmp_path / "run")
+    assert re.search(r"\nvideo +\S+\.mp4", output)
+    assert re.search(r"\nreturn +4\.00  all equal\n", output)
+    assert re.search(r"\ncounter/return +7\.00  all equal\n", output)
+
+
 def test_a_wrong_value_is_noticed_before_training(tmp_path: Path, cli: Commands) -> None:
     for fields in ("wrong=nan", "arity=4", "space_changes=True"):
         env = f"gym:tests.envs.odd:Odd-v0,{fields}"

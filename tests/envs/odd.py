@@ -1,6 +1,7 @@
 """Environments of gymnasium and of dm_env that return one thing that they should not, or infos of every kind."""
 
 import itertools
+import os
 from typing import Any
 
 import dm_env
@@ -26,7 +27,8 @@ WRONG: dict[str, dict[str, Any]] = {
     "reward_nan": {"reward": float("nan")},
     "done_none": {"terminated": None},
     "cut_pair": {"truncated": np.zeros(2, bool)},
-    "metric_none": {"info": {"doors": None}},
+    "metric_word": {"info": {"doors": "open"}},
+    "metric_none": {"info": {"doors": None}, "terminated": True},
     "metric_missing": {"info": {}, "terminated": True},
 }
 """What takes the place of parts of a step."""
@@ -104,6 +106,21 @@ class Zoomed(Odd):
 
     def render(self) -> Any:
         return np.zeros((32 + self.time, 48, 3), np.uint8)
+
+
+class Careless(Odd):
+    """It moves to another folder, its counter has the name of a row of results, and it draws one pixel, never."""
+
+    def __init__(self, folder: str = "", render_mode: str | None = None) -> None:
+        super().__init__()
+        self.render_mode = render_mode
+        self.metadata = {"render_modes": ["rgb_array"], "render_fps": 0.4, "episode_metrics": ("return",)}
+        self.infos = itertools.cycle([{"return": 7}])
+        if folder:
+            os.chdir(folder)
+
+    def render(self) -> Any:
+        return np.zeros((1, 1, 3), np.uint8)
 
 
 class OldOdd(Odd):

@@ -100,7 +100,8 @@ def to_bytes(most: int) -> Any:
         # Of many planes.
         (spaces.Box(0, 255, (8, 8, 119), np.uint8), unchanged),
         # Of other numbers.
-        (spaces.Box(0, 15, (12, 16, 3), np.uint8), unchanged),
+        (spaces.Box(0, 15, (12, 16, 3), np.uint8), to_bytes(15)),
+        (spaces.Box(0, 3, (7, 7), np.uint8), lambda x: to_bytes(3)(x)[..., None]),
         (spaces.Box(0, 1, (12, 16, 3), np.uint8), to_bytes(1)),
         (spaces.Box(0, 65535, (12, 16, 3), np.uint16), to_bytes(65535)),
         (spaces.Box(0, 9000, (12, 16), np.uint16), lambda x: to_bytes(9000)(x)[..., None]),

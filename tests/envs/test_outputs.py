@@ -165,7 +165,8 @@ LINES = {
     "Odd-v0,arity=4": f"step: expected 5 values {VALUES}, got 4",
     "Odd-v0,arity=6": f"step: expected 5 values {VALUES}, got 6",
     "BareOdd-v0": r"reset: expected 2 values \(observation, info\) as gymnasium's Env, got float32 \[2\] \[0.0, 0.0\]",
-    "Odd-v0,metrics=True,wrong=metric_none": rf"info\['doors'\]: {ONE}None",
+    "Odd-v0,metrics=True,wrong=metric_word": rf"info\['doors'\]: {ONE}str 'open'",
+    "Odd-v0,metrics=True,wrong=metric_none": r"info: expected 'doors' .* at the end of an episode, got none",
     "Odd-v0,metrics=True,wrong=metric_missing": r"info: expected 'doors' .* at the end of an episode, got none",
 }
 
@@ -304,6 +305,10 @@ def test_environments_of_a_batch_must_have_the_same_spaces() -> None:
         ({"episode_metrics": None}, "metadata['episode_metrics']: expected a tuple of words, got None"),
         ({"episode_metrics": "success"}, "metadata['episode_metrics']: expected a tuple of words, got 'success'"),
         ({"action_names": (1, 2, 3)}, "metadata['action_names']: expected a tuple of words, got (1, 2, 3)"),
+        ({"element_names": [1, 2]}, "metadata['element_names']: expected a tuple of words, got [1, 2]"),
+        ({"observation_names": "map"}, "metadata['observation_names']: expected a tuple of words, got 'map'"),
+        ({"render_fps": "fast"}, "metadata['render_fps']: expected a number of pictures a second, got 'fast'"),
+        ({"render_fps": -1}, "metadata['render_fps']: expected a number of pictures a second, got -1"),
     ],
 )
 def test_metadata_of_another_form_are_refused(metadata: dict[str, Any], message: str) -> None:
@@ -311,3 +316,30 @@ def test_metadata_of_another_form_are_refused(metadata: dict[str, Any], message:
     env.metadata = metadata
     with pytest.raises(ValueError, match=re.escape(message)):
         checked(env)
+
+
+@pytest.mark.parametrize("name", ["observation_space", "action_space"])
+def test_spaces_are_expected(name: str) -> None:
+    env: Any = Odd()
+    setattr(env, name, None)
+    with pytest.raises(ValueError, match=f"^{name}: expected a space of gymnasium, got None$"):
+        checked(env)
+
+
+def test_a_counter_may_be_unknown_until_the_episode_ends() -> None:
+    class Late(Odd):
+        """Says only at the end whether a door was found."""
+
+        def step(self, action: int) -> Any:
+            *answer, _ = super().step(action)
+            is_over = answer[2]
+            return (*answer, {"doors": 1.0 if is_over else None})
+
+    env = batch(lambda: checked(Late(metrics=True)), 1)
+    env.reset()
+    given = []
+    for _ in range(4):
+        *_, infos = env.step(np.array([0]))
+        given.append(bool(infos["_doors"][0]))
+    assert given == [False, False, False, True]
+    assert infos["doors"].tolist() == [1.0]
