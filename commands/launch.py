@@ -75,11 +75,6 @@ def _prepare(options: LaunchOptions, run: Run, console: Console) -> Trainer:
         limit_calls(config.actors.step_seconds)
         folder = Path.cwd()
         env = prepare(config.env, options.skip_missing_levels and not options.resume)
-        if Path.cwd() != folder and not run.path.is_absolute():
-            changed = f"{env} changes the working folder to {Path.cwd()}"
-            raise UserError(
-                f"run: expected an absolute path, such as {folder / run.path}, because {changed}; got {run}"
-            )
         left_out = set(tasks(config.env)) - set(tasks(env))
         if left_out:
             say(console, f"left out, because they cannot be played here: {', '.join(sorted(left_out))}")
@@ -88,6 +83,10 @@ def _prepare(options: LaunchOptions, run: Run, console: Console) -> Trainer:
             if other != env:
                 prepare(other)
 
+        if Path.cwd() != folder and not run.path.is_absolute():
+            expected = f"an absolute path, such as {folder / run.path}"
+            why = f"an environment changes the working folder to {Path.cwd()}"
+            raise UserError(f"run: expected {expected}, because {why}; got {run}")
         trainer = Trainer(config, run, options.in_process)
         if options.resume is None:
             trainer.inherit(options.allow)

@@ -605,6 +605,12 @@ def test_an_environment_of_vectors_draws_itself(monkeypatch: pytest.MonkeyPatch)
     np.testing.assert_array_equal(shown[:, :RENDERED], recording.renderings)
     assert shown.shape == (5, RENDERED + BARS, 300, 3)
 
+    # Without a pace it is shown at 15 pictures a second.
+    for pace in (None, 0):
+        monkeypatch.setitem(Drawn.metadata, "render_fps", pace)
+        (recording,) = record_episodes(make_actor(LSTMConfig(8), spec), 1)
+        assert recording.fps == 15
+
     # Other environments stay as they are: of images, without a picture, and without a mode of rendering.
     assert drawing(ENV) == ENV
     monkeypatch.setattr(Drawn, "render", lambda self: None)

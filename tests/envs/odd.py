@@ -109,7 +109,7 @@ class Zoomed(Odd):
 
 
 class Careless(Odd):
-    """It moves to another folder, its counter has the name of a row of results, and it draws one pixel, never."""
+    """It moves to another folder, names its counter like a result, and draws a pixel every 2.5 seconds."""
 
     def __init__(self, folder: str = "", render_mode: str | None = None) -> None:
         super().__init__()

@@ -125,6 +125,15 @@ def test_values_beyond_the_bounds_of_an_image_are_clipped() -> None:
     assert env.observation(values).ravel().tolist() == [0, 26, 255, 255]  # type: ignore[attr-defined]
 
 
+def test_small_numbers_beyond_the_bounds_of_an_image_are_warned_of(caplog: pytest.LogCaptureFixture) -> None:
+    observations._warn.cache_clear()
+    for most, warnings in ((3, 0), (6, 0), (7, 1)):
+        env: Any = adapt(Shows(spaces.Box(0, 3, (7, 7), np.uint8)))
+        env.observation(np.full((7, 7), most, np.uint8))
+        assert len(caplog.messages) == warnings
+    assert "beyond 6 where the bounds of their space are 0..3" in caplog.text
+
+
 @pytest.mark.parametrize(
     ("high", "values", "warning"),
     [
