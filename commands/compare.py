@@ -96,14 +96,36 @@ def _begin(
     asked = _plan(options, words)
     folder = options.folder or _folder(options, asked)
     folder = folder.absolute()
-    trials, command = sweep.begin(folder, asked, command, options.add)
-    todo = [name for name in asked if not (folder / name).exists()]
+
+    # What is refused leaves no trace: the folder is written when all of this is known to work.
+    trials, _ = sweep.joined(folder, asked, command, options.add)
+    todo = [name for name in asked if name in trials and not (folder / name).exists()]
+    if todo:
+        _bundles({name: asked[name] for name in todo}, options)
     is_new = options.add or len(todo) == len(asked)
     if options.suite and todo and is_new:
         with Busy(console, "trying each task and each core"):
             cost = _cost(asked, todo, options)
         say_all(console, {"cost": cost})
+
+    trials, command = sweep.begin(folder, asked, command, options.add)
+    for name, other in sweep.twins(trials, asked).items():
+        say(console, f"not added: {name} would train the same as {other}, which is in the sweep", "yellow")
     return folder, trials, command
+
+
+def _bundles(trials: Mapping[str, Any], options: CompareOptions) -> list[dict[str, float]]:
+    """What a trial asks the cluster for: the most that one of them needs.
+
+    Raises a UserError if this machine has less, and is the cluster.
+    """
+    numbers = (options.cpus_per_trial, options.gpus_per_trial, options.remote_actors)
+    bundles = max((sweep.bundles_of(config, *numbers) for config in trials.values()), key=len)
+    needed = sum(bundle.get("CPU", 0) for bundle in bundles)
+    cpus = _num_cpus()
+    if options.ray_address is None and needed > cpus:
+        raise UserError(f"cpus-per-trial: expected at most the {cpus} CPUs of this machine, got {needed:g}")
+    return bundles
 
 
 def _resume(options: CompareOptions) -> tuple[Path, dict[str, Any], str]:
@@ -261,16 +283,9 @@ def _train(folder: Path, trials: dict[str, Any], options: CompareOptions, consol
         if not todo:
             return {}
 
-        # What a trial asks the cluster for: the most that one of them needs.
-        numbers = (options.cpus_per_trial, options.gpus_per_trial, options.remote_actors)
-        bundles = max((sweep.bundles_of(trials[name], *numbers) for name in todo), key=len)
-        needed = sum(bundle.get("CPU", 0) for bundle in bundles)
-        cpus = _num_cpus()
-        if options.ray_address is None and needed > cpus:
-            raise UserError(f"cpus-per-trial: expected at most the {cpus} CPUs of this machine, got {needed:g}")
-
+        bundles = _bundles({name: trials[name] for name in todo}, options)
         with (
-            start_ray(options.ray_address, cpus, 0, console),
+            start_ray(options.ray_address, _num_cpus(), 0, console),
             stop_on_signals() as stop,
             LiveLine(console, "comparing", "the first run") as line,
         ):

@@ -136,6 +136,11 @@ class FinishedRun:
     variant: str = ""
     digest: str = ""
 
+    @property
+    def learned_from(self) -> str:
+        """What its curves are of: `data`, but for an agent that is evaluated elsewhere, where it is trained."""
+        return getattr(self.config, "env", self.data)
+
     def curve(self, scale: Scale) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """Frames or steps [N], and the scores measured there [N]; of an agent's run in stages, in the last of them."""
         counter, _ = self.config.goal
@@ -165,6 +170,14 @@ class FinishedRun:
             if sign * score >= sign * threshold:
                 return float(place)
         return None
+
+    @property
+    def share(self) -> float:
+        """How much of its training is over."""
+        if not self.rows:
+            return 0.0
+        counter, total = self.config.goal
+        return min(1.0, self.rows[-1].get(counter, 0.0) / total)
 
     @property
     def speed(self) -> float:
@@ -201,7 +214,8 @@ def read_run(path: Path, allow: str | None = None, live: bool = False) -> Finish
     Args:
         path: its folder.
         allow: environments whose code the run may name; see `envs.require_consent`.
-        live: take a run that is not finished by the last scores of its curves.
+        live: take a run that is not finished by the last scores of its curves, or without any if these are of another
+            environment than its evaluation.
 
     Raises:
         UserError: if the folder is not a run, or the run is not finished, damaged, or needs a permission.
@@ -224,7 +238,10 @@ def read_run(path: Path, allow: str | None = None, live: bool = False) -> Finish
         done = rows[-1].get(counter, 0.0)
     is_trained = done >= total
     if live and not (is_trained and run.evaluation_file().is_file()):
-        return FinishedRun(path, config, data, rows, _last_scores(path, rows, kind), digest=digest)
+        unfinished = FinishedRun(path, config, data, rows, {}, digest=digest)
+        if unfinished.learned_from != data:
+            return unfinished  # what it reaches in training is another task's score
+        return replace(unfinished, summary=_last_scores(path, rows, kind))
 
     again = f"resume with: {RUN_COMMANDS[kind_name][0]} --resume {shlex.quote(str(path))}"
     if not is_trained:
@@ -364,7 +381,8 @@ class Comparison:
 
     Args:
         runs: in the order in which variants are to appear.
-        threshold: a score; when runs reach it is compared. None for the scale's own, if it has one.
+        threshold: a score; when runs reach it is compared. None for the scale's own, if it has one. Not compared if a
+            run was trained in another environment than where it is evaluated.
         apart: why runs on other data are not among them.
 
     Raises:
@@ -383,9 +401,13 @@ class Comparison:
         self.data = list(dict.fromkeys(run.data for run in self.runs))
 
         self.scale = self._common_scale()
+        # Curves of other environments say nothing of when a score was reached.
+        self.elsewhere = sorted({run.learned_from for run in self.runs if run.learned_from != run.data})
         self.threshold = threshold
         if threshold is None:
             self.threshold = self.scale.threshold
+        if self.elsewhere:
+            self.threshold = None
         counts = [len(self.of(name, data)) for name, data in itertools.product(self.names, self.data)]
         self.fewest = min(counts)
         self.variants = [self._variant(name) for name in self.names]
@@ -451,23 +473,21 @@ class Comparison:
             found[theirs, ours] = Estimate(1 - better.value, 1 - better.high, 1 - better.low)
         return found
 
-    def chance(self, ours: str, theirs: str) -> float | None:
-        """How likely two variants that are alike would differ as these do, if all runs of one are better than all of
-        the other on the one task; else None.
-
-        Such a pair has an interval without width, which says nothing about chance.
-        """
-        if len(self.data) > 1 or self.improvements[ours, theirs].value not in (0, 1):
-            return None
-        (task,) = self.data
-        return statistics.chance_of_order(len(self.of(ours, task)), len(self.of(theirs, task)))
+    @functools.cached_property
+    def chances(self) -> dict[tuple[str, str], float]:
+        """How likely two variants that are alike would differ as much as these do, for each pair, either way round; NaN
+        if one of them has a single run of a task. See `statistics.chance_of_improvement`."""
+        found = {}
+        for ours, theirs in itertools.combinations(self.names, 2):
+            chance = math.nan
+            if repeated(self.scores(ours), self.scores(theirs)):
+                chance = statistics.chance_of_improvement(self.scores(ours), self.scores(theirs))
+            found[ours, theirs] = found[theirs, ours] = chance
+        return found
 
     def confirmed(self, ours: str, theirs: str) -> bool:
         """Whether runs of the first of two variants are better, as far as the interval tells, and not by chance."""
-        if not self.improvements[ours, theirs].low > 0.5:
-            return False
-        chance = self.chance(ours, theirs)
-        return chance is None or chance <= MOST_CHANCE
+        return self.improvements[ours, theirs].low > 0.5 and self.chances[ours, theirs] <= MOST_CHANCE
 
     @functools.cached_property
     def aggregates(self) -> dict[str, dict[str, Estimate]]:
@@ -517,6 +537,11 @@ class Comparison:
         found = []
         if self.apart:
             found.append(f"Each {self.kind.data} is compared by itself: {self.apart}.")
+        if self.elsewhere:
+            found.append(
+                f"Curves are of {' and '.join(self.elsewhere)}, where agents were trained; scores are of evaluations "
+                f"in {' and '.join(self.data)}. So there is no threshold."
+            )
 
         runs_of_seed = Counter((run.variant, run.data, run.config.seed) for run in self.runs)
         repeating = sorted({variant for (variant, _, _), count in runs_of_seed.items() if count > 1})

@@ -101,18 +101,20 @@ def tables(comparison: Comparison) -> dict[str, list[dict[str, Any]]]:
             which = {"variant": variant.name, kind.data: run.data, "seed": run.config.seed}
             runs.append(which | _run_row(comparison, variant, run, reached))
             places, scores = run.curve(comparison.scale)
+            of_curve = which | {kind.data: run.learned_from}
             for place, measured in zip(places, scores):
-                curves.append(which | {kind.unit: place, score: measured})
+                curves.append(of_curve | {kind.unit: place, score: measured})
         for data in comparison.data:
-            which = {"variant": variant.name, kind.data: data}
+            which = {"variant": variant.name, kind.data: _learned_from(comparison.of(variant.name, data))}
             places, means, lows, highs = comparison.curve(variant.name, data)
             for place, mean, low, high in zip(places, means, lows, highs):
                 curve_intervals.append(which | {kind.unit: place, "mean": mean, "low": low, "high": high})
 
     improvements = []
     for (ours, theirs), better in comparison.improvements.items():
-        probability = {"probability": better.value, "low": better.low, "high": better.high}
-        improvements.append({"variant": ours, "other": theirs} | probability)
+        chance = comparison.chances[ours, theirs]
+        numbers = {"probability": better.value, "low": better.low, "high": better.high, "chance": chance}
+        improvements.append({"variant": ours, "other": theirs} | numbers)
     return {
         "runs": runs,
         "curves": curves,
@@ -120,6 +122,11 @@ def tables(comparison: Comparison) -> dict[str, list[dict[str, Any]]]:
         "variants": [_variant_row(comparison, variant) for variant in comparison.variants],
         "improvements": improvements,
     }
+
+
+def _learned_from(runs: Sequence[FinishedRun]) -> str:
+    """What the curves of runs are of; see `FinishedRun.learned_from`."""
+    return ", ".join(dict.fromkeys(run.learned_from for run in runs))
 
 
 def _run_row(comparison: Comparison, variant: Variant, run: FinishedRun, reached: float | None) -> dict[str, Any]:
@@ -275,10 +282,11 @@ def _panels(comparison: Comparison, lines: list[dict[str, Any]]) -> list[dict[st
                 line = {"x": rounded(x, 6), "y": rounded(mean), "low": rounded(low), "high": rounded(high)}
                 series.append({**style, **line})
         # Scores of players are known in units of the return.
+        learned_from = _learned_from([run for run in comparison.runs if run.data == data])
         known = []
         if comparison.kind.unit == "frames" and not _is_normalised(scale):
-            known = lines_of([data])
-        panels.append({"title": data, "series": series, "lines": lines + known, "include": include})
+            known = lines_of([learned_from])
+        panels.append({"title": learned_from, "series": series, "lines": lines + known, "include": include})
     return panels
 
 

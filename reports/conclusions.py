@@ -74,18 +74,20 @@ def needed(comparison: Comparison) -> str:
     """What would confirm that the best variant is better than its closest rival: of those that it is not confirmed to
     be better than, the one with the best score. Empty if there is none, or that is not known."""
     not_confirmed = _not_confirmed(comparison)
-    if not not_confirmed or comparison.fewest < 2 or len(comparison.data) > 1:
+    if not not_confirmed or comparison.fewest < 2:
         return ""
     best = comparison.best.name
     rival = comparison.best_of([variant for variant in comparison.variants if variant.name in not_confirmed]).name
 
-    chance = comparison.chance(best, rival)
     improvement = comparison.improvements[best, rival].value
-    if chance is not None and improvement == 1:
+    if improvement == 1:
+        chance = comparison.chances[best, rival]
         return (
             f"All runs of {best} are better than all of {rival}, but between variants that are alike, so few runs "
             f"differ like that with a probability of {chance:.2g}: train at least {FEWEST} seeds of each."
         )
+    if len(comparison.data) > 1:
+        return ""
     runs = runs_to_confirm(improvement)
     if improvement <= 0.5 or runs > MOST_RUNS:
         return f"The runs of {best} and {rival} differ too little to say how many more would confirm a difference."
@@ -139,12 +141,8 @@ def next_best(comparison: Comparison) -> dict[str, Any]:
     probability = f"{100 * improvement.value:.0f} %"
 
     # If all runs of one are better than all of the other, the interval has no width, which would look like certainty.
-    chance = comparison.chance(best.name, other.name)
-    if chance is None:
+    if improvement.value not in (0, 1):
         probability += f" {percent_interval(improvement)}"
-        chance_text = ""
-    else:
-        chance_text = f"{chance:.2g}"
 
     sign = -1 if comparison.scale.lower else 1
 
@@ -157,7 +155,7 @@ def next_best(comparison: Comparison) -> dict[str, Any]:
         "p": probability,
         "confirmed": comparison.confirmed(best.name, other.name),
         "runs": [len(best.runs), len(other.runs)],
-        "chance": chance_text,
+        "chance": f"{comparison.chances[best.name, other.name]:.2g}",
         "apart": " ".join(texts(apart)).rstrip(),
     }
 

@@ -16,14 +16,14 @@ import torch
 
 from agent.core.matching import bytes_of_state
 from envs import reference_scores
-from reports.comparison import KIND, Estimate, FinishedRun, estimate
+from reports.comparison import KIND, MOST_CHANCE, Estimate, FinishedRun, estimate, repeated
 from reports.comparison_page import FOLDER, cell_text, to_csv
 from reports.pages import write_page
-from reports.statistics import interquartile_mean, mean
+from reports.statistics import chance_of_improvement, interquartile_mean, mean, probability_of_improvement
 from reports.tables import significant
 from storage.files import format_json, replacing
 from training.config import RunConfig
-from training.console import quantity
+from training.console import plural, quantity
 from training.factories import make_agent
 from training.grid import label
 
@@ -40,14 +40,18 @@ STEPS = 20
 class Cell:
     """A variant on a task.
 
-    score: mean return, over runs; its interval is over these, or over the episodes of a single run's evaluation.
+    score: mean return, over runs; its interval is over these, or over the episodes of a single run's evaluation. NaN if
+        no run has a score yet.
+    scores: of runs. Of one that is not evaluated yet the last return of training counts, if it is trained on its task.
     normalised: the means of runs in percent of the best known score, where that is known.
-    runs: how many there are. finished: how many of them were evaluated; of others the last return of training counts.
+    runs: how many there are. finished: how many of them were evaluated.
     share: of the training of all of them, how much is over.
-    best: whether it is better than all others on its task, as far as intervals tell.
+    best: whether it is better than each of the others on its task, and not by chance; see `is_better`. Not before all
+        runs of the task are finished.
     """
 
     score: Estimate
+    scores: tuple[float, ...]
     normalised: tuple[float, ...]
     runs: int
     finished: int
@@ -71,12 +75,15 @@ class Scoreboard:
 
     overall: interquartile means, in percent of the best known scores, with 95 % intervals over tasks and runs; of
         the variants that have runs on all tasks whose best scores are known.
+    leader: the variant with the highest of these if it is better than each of the others, and all runs are finished;
+        see `is_better`.
     """
 
     tasks: list[str]
     variants: list[str]
     cells: dict[tuple[str, str], Cell]
     overall: dict[str, Estimate]
+    leader: str | None
     costs: dict[str, Cost]
 
 
@@ -94,57 +101,74 @@ def scoreboard(runs: Sequence[FinishedRun]) -> Scoreboard:
             if own:
                 found[variant] = _cell(own)
         for variant, cell in found.items():
-            others = [other.score for name, other in found.items() if name != variant]
-            cells[task, variant] = replace(cell, best=_is_best(cell.score, others))
+            rivals = [other for name, other in found.items() if name != variant]
+            is_over = all(each.finished == each.runs for each in found.values())
+            is_best = bool(rivals) and is_over and all(is_better([cell.scores], [rival.scores]) for rival in rivals)
+            cells[task, variant] = replace(cell, best=is_best)
 
     costs = {}
     for variant in variants:
         costs[variant] = _cost([run for run in runs if run.variant == variant])
-    return Scoreboard(tasks, variants, cells, _overall(cells, variants), costs)
-
-
-def _overall(cells: Mapping[tuple[str, str], Cell], variants: Sequence[str]) -> dict[str, Estimate]:
-    """The scores of variants over all tasks; see `Scoreboard`. There are none of a single task."""
     # Tasks whose best scores are known: there, runs have scores in percent of these.
-    known = dict.fromkeys(task for (task, _), cell in cells.items() if cell.normalised)
-    if len(known) < 2:
-        return {}
-    overall = {}
+    known = list(dict.fromkeys(task for (task, _), cell in cells.items() if cell.normalised))
+    scores: dict[str, list[tuple[float, ...]]] = {}
     for variant in variants:
-        own = [cells[task, variant] for task in known if (task, variant) in cells]
-        scores = [np.array(cell.normalised) for cell in own if cell.normalised]
-        if len(scores) == len(known):
-            overall[variant] = estimate(interquartile_mean, scores)
-    return overall
+        of_tasks = [cells[task, variant].normalised for task in known if (task, variant) in cells]
+        if len(known) > 1 and len(of_tasks) == len(known) and all(of_tasks):
+            scores[variant] = of_tasks
+    overall = {}
+    for variant, of_tasks in scores.items():
+        overall[variant] = estimate(interquartile_mean, [np.array(of_task) for of_task in of_tasks])
+    leader = None
+    if all(cell.finished == cell.runs for cell in cells.values()):
+        leader = _leader(scores, overall)
+    return Scoreboard(tasks, variants, cells, overall, leader, costs)
+
+
+def _leader(scores: Mapping[str, Sequence[Sequence[float]]], overall: Mapping[str, Estimate]) -> str | None:
+    """See `Scoreboard`; None if there is no such variant, or only one."""
+    if len(overall) < 2:
+        return None
+    first = max(overall, key=lambda variant: overall[variant].value)
+    is_ahead = all(is_better(scores[first], scores[rival]) for rival in overall if rival != first)
+    return first if is_ahead else None
 
 
 def _cell(runs: Sequence[FinishedRun]) -> Cell:
     """A variant on a task, by its runs there; `best` is only known beside the others."""
-    scores = np.array([run.summary["return.mean"] for run in runs])
-    score = estimate(mean, [scores])
-    if len(runs) == 1:
-        summary = runs[0].summary
+    summaries = [run.summary for run in runs if run.summary]
+    scores = tuple(float(summary["return.mean"]) for summary in summaries)
+    score = Estimate(math.nan, math.nan, math.nan)
+    if len(scores) > 1:
+        score = estimate(mean, [np.array(scores)])
+    elif scores:
+        (summary,) = summaries
         low = float(summary.get("return.low", math.nan))
         high = float(summary.get("return.high", math.nan))
-        score = Estimate(score.value, low, high)
+        score = Estimate(scores[0], low, high)
 
     # On the preferred one of the scales that all runs have.
     normalised: tuple[float, ...] = ()
-    scales = [scale for scale in NORMALISED if all(scale in run.summary for run in runs)]
-    if scales:
-        normalised = tuple(float(run.summary[scales[0]]) for run in runs)
+    scales = [scale for scale in NORMALISED if all(scale in summary for summary in summaries)]
+    if summaries and scales:
+        normalised = tuple(float(summary[scales[0]]) for summary in summaries)
 
-    shares = []
-    for run in runs:
-        counter, total = run.config.goal
-        shares.append(min(1.0, run.rows[-1].get(counter, 0) / total))
-    finished = sum("episodes" in run.summary for run in runs)
-    return Cell(score, normalised, len(runs), finished, float(np.mean(shares)))
+    share = float(np.mean([run.share for run in runs]))
+    finished = sum("episodes" in summary for summary in summaries)
+    return Cell(score, scores, normalised, len(runs), finished, share)
 
 
-def _is_best(score: Estimate, others: Sequence[Estimate]) -> bool:
-    """Whether a score's interval is above those of all others, which have some."""
-    return bool(others) and all(score.low > other.high for other in others)
+def is_better(scores: Sequence[Sequence[float]], others: Sequence[Sequence[float]]) -> bool:
+    """Whether runs with these scores on each task are better than others, and not by chance (`MOST_CHANCE`).
+
+    Nothing is known of single runs: how much episodes differ says nothing about other seeds.
+    """
+    ours = [np.array(task) for task in scores]
+    theirs = [np.array(task) for task in others]
+    if not repeated(ours, theirs):
+        return False
+    is_more_often = probability_of_improvement(ours, theirs) > 0.5
+    return bool(is_more_often) and chance_of_improvement(ours, theirs) <= MOST_CHANCE
 
 
 def _cost(runs: Sequence[FinishedRun]) -> Cost:
@@ -197,6 +221,7 @@ def as_table(board: Scoreboard) -> dict[str, Any]:
     """The scores, as `data_table` of `macros.html` reads them: a row a task, a column a variant."""
     known = {task: reference_scores(task) for task in board.tasks}
     named = [name for name in REFERENCES if any(scores[name] is not None for scores in known.values())]
+    is_even = len({cell.runs for cell in board.cells.values()}) == 1
     rows: list[list[Any]] = []
     for task in board.tasks:
         row: list[Any] = [task]
@@ -205,7 +230,7 @@ def as_table(board: Scoreboard) -> dict[str, Any]:
             row.append("-" if reference is None else significant(float(reference)))
         for variant in board.variants:
             cell = board.cells.get((task, variant))
-            row.append("-" if cell is None else _shown(cell))
+            row.append("-" if cell is None else _shown(cell, is_even))
         rows.append(row)
     if board.overall:
         last: list[Any] = ["interquartile mean, % of the best known", *[""] * len(named)]
@@ -214,17 +239,22 @@ def as_table(board: Scoreboard) -> dict[str, Any]:
             if score is None:
                 last.append("-")
             else:
-                last.append({"text": f"{score.value:.1f}", "small": _interval(score)})
+                is_best = variant == board.leader
+                last.append({"text": f"{score.value:.1f}", "small": _interval(score), "best": is_best})
         rows.append(last)
     titles = [REFERENCES[name] for name in named]
     return {"head": ["task", *titles, *board.variants], "rows": rows}
 
 
-def _shown(cell: Cell) -> dict[str, Any]:
-    small = _interval(cell.score)
+def _shown(cell: Cell, is_even: bool) -> dict[str, Any]:
+    """The score of a cell; how many runs it is of, unless all cells have as many; and how much of them is trained."""
+    parts = [_interval(cell.score)]
+    if not is_even:
+        parts.append(plural(cell.runs, "run"))
     if cell.finished < cell.runs:
-        small = f"{small} {100 * cell.share:.0f} % trained".strip()
-    return {"text": significant(cell.score.value), "small": small, "best": cell.best}
+        parts.append(f"{100 * cell.share:.0f} % trained")
+    text = significant(cell.score.value) if cell.scores else "-"
+    return {"text": text, "small": " ".join(part for part in parts if part), "best": cell.best}
 
 
 def _interval(score: Estimate) -> str:

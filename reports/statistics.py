@@ -16,6 +16,8 @@ from actors.intervals import Sample, bootstrap_interval
 
 CURVE_RESAMPLES = 2000
 """Of curves, which are only drawn: each of their points is resampled, which takes time."""
+MOST_STEPS = 10_000
+"""Into which the share of pairs that are won is divided where its chance is counted."""
 
 
 def _means(scores: Sample) -> NDArray[np.float64]:
@@ -61,13 +63,57 @@ def probability_of_improvement(scores: Sample, others: Sample) -> Any:
     return np.mean(wins, axis=0)
 
 
-def chance_of_order(runs: int, others: int) -> float:
-    """How likely all runs of one of two algorithms are better than all of the other, if the algorithms are alike.
+def chance_of_improvement(scores: Sample, others: Sample) -> float:
+    """How likely the probability of improvement is as far from one half as here, or further, if algorithms are alike.
 
-    The ranks of one algorithm's runs among all are then equally likely to be any. Of all such choices of ranks, two are
-    of this kind: the lowest and the highest ranks.
+    Then it is random which of the runs of a task are of which algorithm: all divisions are equally likely, on each task
+    by itself. They are counted as in the exact rank sum test of Wilcoxon (1945, "Individual Comparisons by Ranking
+    Methods"), whose statistic is summed over tasks.
     """
-    return 2 / math.comb(runs + others, runs)
+    found = abs(float(probability_of_improvement(scores, others)) - 0.5)
+    tasks = len(scores)
+
+    # Shares of pairs that are won are multiples of one step, unless the numbers of runs have no small multiple.
+    steps = 2 * math.lcm(*(len(ours) * len(theirs) for ours, theirs in zip(scores, others, strict=True)))
+    tolerance = 0.25
+    if steps > MOST_STEPS:
+        steps = MOST_STEPS
+        tolerance = tasks / 2
+
+    # The distribution of a sum is the product of spectra.
+    length = 2 ** (tasks * steps).bit_length()
+    spectrum = np.ones(length // 2 + 1, np.complex128)
+    for ours, theirs in zip(scores, others, strict=True):
+        wins, likely = _wins_of_divisions(np.asarray(ours), np.asarray(theirs))
+        places = np.rint(wins * steps).astype(int)
+        spectrum *= np.fft.rfft(np.bincount(places, likely, minlength=length))
+    distribution = np.fft.irfft(spectrum, length)
+    distance = np.abs(np.arange(length) - tasks * steps / 2)
+    is_as_far = distance >= found * tasks * steps - tolerance
+    return float(distribution[is_as_far].sum())
+
+
+def _wins_of_divisions(ours: NDArray[np.float64], theirs: NDArray[np.float64]) -> tuple[NDArray[np.float64], ...]:
+    """Shares of pairs that our runs can win (ties count half) if any of all runs may be ours, and how likely they are.
+
+    Our runs win as many pairs as the sum of their ranks exceeds the smallest possible one.
+    """
+    runs = np.concatenate([ours, theirs])
+    below = (runs[:, None] > runs).sum(axis=1)
+    equal = (runs[:, None] == runs).sum(axis=1)
+    twice_ranks = 2 * below + equal - 1  # from 0; equal runs share the mean of their ranks
+
+    # In how many ways some number of runs has some sum of ranks, with one run after the other.
+    ways = np.zeros((len(ours) + 1, twice_ranks.sum() + 1))
+    ways[0, 0] = 1
+    for rank in twice_ranks:
+        without_it = ways[:-1, : ways.shape[1] - rank].copy()
+        ways[1:, rank:] += without_it
+    of_ours = ways[-1]
+    (possible,) = np.nonzero(of_ours)
+    smallest = len(ours) * (len(ours) - 1)
+    wins = (possible - smallest) / (2 * len(ours) * len(theirs))
+    return wins, of_ours[possible] / of_ours.sum()
 
 
 def runs_to_confirm(improvement: float) -> float:

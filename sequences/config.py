@@ -105,12 +105,13 @@ class SequenceLearnerConfig(Checked):
 class SequenceConfig(Checked):
     """The training of a sequence model. Impossible values raise a ValueError that names the field.
 
-    See `training.config.Configuration` for the class attributes, of which a subclass sets `kind` and `cores`.
+    See `training.config.Configuration` for the class attributes, of which a subclass sets `kind`, `cores` and `score`.
     """
 
     kind: ClassVar[str] = ""
     cores: ClassVar[Mapping[str, type[Checked]]] = {}
     core_field: ClassVar[str] = "model"
+    score: ClassVar[str] = ""
     fixed: ClassVar[tuple[str, ...]] = (
         "preset",
         "seed",

@@ -40,6 +40,7 @@ PROBE_SECONDS = 1.0
 """Time between two probes of the head, and the longest time that one may take."""
 NOTICE_SECONDS = 3.0
 """Time without an answer after which to save a checkpoint."""
+_is_starting_ray = threading.Event()
 
 
 @contextmanager
@@ -78,7 +79,7 @@ def start_ray(address: str | None, cpus: int, store: int, console: Console, reme
     hang_up = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
         activity = "starting Ray" if address is None else f"joining {address}"
-        with Busy(console, activity):
+        with Busy(console, activity), _in_own_groups():
             # Ray itself would wait for minutes.
             if address:
                 _require_head(address)
@@ -99,6 +100,30 @@ def start_ray(address: str | None, cpus: int, store: int, console: Console, reme
         raise MemoryError("Ray's object store is full, and so is the disk that it moves objects to") from error
     finally:
         ray.shutdown()
+
+
+@contextmanager
+def _in_own_groups() -> Iterator[None]:
+    """Within it, each process that this one forks leads a process group of its own.
+
+    `timeout` and batch systems send SIGTERM to a whole group. Ray's processes would end at once, and with them those
+    that learn, before these could write a checkpoint. If this process is killed, the system still ends Ray's.
+    """
+    _is_starting_ray.set()
+    try:
+        yield
+    finally:
+        _is_starting_ray.clear()
+
+
+def _lead_group() -> None:
+    """In a process that was just forked."""
+    if _is_starting_ray.is_set():
+        os.setpgid(0, 0)
+
+
+# Python calls it where Ray starts processes, because Ray has a function of its own called there.
+os.register_at_fork(after_in_child=_lead_group)
 
 
 def _prepare_own_cluster() -> None:

@@ -41,6 +41,7 @@ class Configuration(Protocol):
         kind: the kind of the run, a name in `storage.run.RUN_COMMANDS`.
         cores: the cores that such a run can have: the class of the configuration by the name of the core.
         core_field: where in the configuration that of the core is, such as "agent.core".
+        score: the number that each evaluation of such a run has, by its name in `evaluation.json`.
         fixed: prefixes of the names of fields that a resumed run cannot change, because its checkpoints depend on them.
     """
 
@@ -48,6 +49,7 @@ class Configuration(Protocol):
     kind: ClassVar[str]
     cores: ClassVar[Mapping[str, type[Checked]]]
     core_field: ClassVar[str]
+    score: ClassVar[str]
     fixed: ClassVar[tuple[str, ...]]
 
     @property
@@ -93,6 +95,7 @@ class RunConfig(Checked):
     kind: ClassVar[str] = "launch"
     cores: ClassVar[Mapping[str, type[Checked]]] = CORES
     core_field: ClassVar[str] = "agent.core"
+    score: ClassVar[str] = "return.mean"
     fixed: ClassVar[tuple[str, ...]] = (
         "preset",
         "env",

@@ -219,6 +219,16 @@ def _data(config: Configuration) -> str:
     return " ".join(values).strip()
 
 
+def training_fields(config: Configuration) -> dict[str, object]:
+    """The fields of a run, by full name, on which its training depends: its data, its seed and what makes a variant."""
+    fields = by_full_name(to_plain(config))
+    kept = {}
+    for name, value in fields.items():
+        if name in DATA or name == "seed" or name not in IGNORED:
+            kept[name] = value
+    return kept
+
+
 def _has(kind: type[Configuration], core: str, name: str) -> bool:
     """Whether a field has a meaning for a core; fields outside of the core's configuration always have."""
     own = name.removeprefix(f"{kind.core_field}.")

@@ -20,6 +20,7 @@ from storage.metrics import write_hparams
 from storage.run import Run
 from training.config import Config, Configuration, RunConfig
 from training.console import LiveLine, say
+from training.grid import training_fields
 from training.plain import by_full_name, from_plain, to_plain
 from training.signals import StopRequest
 from training.sweep_progress import Board
@@ -41,42 +42,62 @@ returns something true if the run is finished."""
 def begin(
     folder: Path, trials: Mapping[str, Configuration], command: str, add: bool = False
 ) -> tuple[dict[str, Any], str]:
-    """Creates the folder of a sweep, or finds the same sweep in it; returns its trials and the command that began it.
+    """Creates the folder of a sweep, finds the same sweep in it, or adds to it; returns and raises as `joined` does."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with Run(folder).lock():
+        all_trials, commands = joined(folder, trials, command, add)
+        write_json(folder / FILE, {"command": commands, "trials": _plain(all_trials)})
+    return all_trials, commands
 
-    With `add`, the trials are added to those of the folder's sweep, and the command to its commands.
+
+def joined(
+    folder: Path, trials: Mapping[str, Configuration], command: str, add: bool = False
+) -> tuple[dict[str, Any], str]:
+    """The trials of a folder's sweep with these, and the command that began it. Only reads, so that it can be refused.
+
+    With `add`, the trials are added to those of the folder's sweep, and the command to its commands. A trial that is
+    in it under another name is not added; see `twins`.
 
     Raises:
         UserError: if the folder holds something else, or with `add`, a trial of the same name with other settings.
     """
-    file = folder / FILE
-    if not file.is_file():
+    if not (folder / FILE).is_file():
         # The file of the lock is there before anything else.
-        folder.mkdir(parents=True, exist_ok=True)
-        others = [path for path in folder.iterdir() if path.name != ".lock"]
+        others = [path for path in folder.iterdir() if path.name != ".lock"] if folder.exists() else []
         if others:
             raise UserError(f"{folder} is not empty and holds no sweep: expected a new folder, --folder DIR")
-        write_json(file, {"command": command, "trials": _plain(trials)})
         return dict(trials), command
 
     classes = {config.kind: type(config) for config in trials.values()}
+    old, first = read(folder, classes)
     if not add:
         # The same command again resumes the sweep.
-        old, first = read(folder, classes)
         if _plain(old) != _plain(trials):
             expected = "expected a new folder, --folder DIR, or --add, to add these runs to it"
             before = first.replace("\n", "; ")
             raise UserError(f"{folder} holds another sweep ({before}): {expected}")
         return old, first
 
-    with Run(folder).lock():
-        old, first = read(folder, classes)
-        _require_equal(folder, old, trials)
-        both = {**old, **trials}
-        if both.keys() == old.keys():
-            return old, first
-        commands = f"{first}\n{command}"
-        write_json(file, {"command": commands, "trials": _plain(both)})
-    return both, commands
+    _require_equal(folder, old, trials)
+    known = twins(old, trials)
+    both = {**old, **{name: config for name, config in trials.items() if name not in known}}
+    if both.keys() == old.keys():
+        return old, first
+    return both, f"{first}\n{command}"
+
+
+def twins(old: Mapping[str, Configuration], new: Mapping[str, Configuration]) -> dict[str, str]:
+    """New trials that would train what one of the old ones does, by name, and the name of that one.
+
+    Names say in what the trials of one command differ. So the compressive core alone and one with the rate that it has
+    anyway have two names.
+    """
+    found = {}
+    for name, config in new.items():
+        for old_name, old_config in old.items():
+            if name not in old and training_fields(config) == training_fields(old_config):
+                found[name] = old_name
+    return found
 
 
 def _require_equal(folder: Path, old: Mapping[str, Configuration], new: Mapping[str, Configuration]) -> None:
@@ -226,6 +247,8 @@ def run_trials(
     deaths = Counter[str]()
     while tasks:
         ended, _ = ray.wait(list(tasks), timeout=SHOW_SECONDS)
+        if stop.requested:
+            stop_file.touch()  # running trials write a checkpoint and end
         for task in ended:
             name = tasks.pop(task)
             try:
@@ -244,9 +267,8 @@ def run_trials(
             board.end(name, reason)
 
         running = _with_room(groups, tasks.values())
-        if stop.requested and not stop_file.exists():
-            # Those that have no room yet are not waited for. The others write a checkpoint and end.
-            stop_file.touch()
+        if stop.requested:
+            # Those that have no room yet are not waited for.
             tasks = {task: name for task, name in tasks.items() if name in running}
         board.show(running)
     return board.failed

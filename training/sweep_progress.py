@@ -12,6 +12,7 @@ from storage.files import read_json
 from storage.run import Run
 from training.config import Configuration
 from training.console import LiveLine, quantity, say
+from training.plain import by_full_name
 from training.progress import TimeLeft
 
 TRAINED_SHARE = 0.99
@@ -26,7 +27,8 @@ def is_finished(run: Run, config: Configuration) -> bool:
         last_row = run.last_row()
     except (OSError, ValueError):  # there is no evaluation, or a damaged one: the trial is evaluated again
         return False
-    is_evaluated = isinstance(evaluation, dict)
+    score = by_full_name(evaluation).get(config.score) if isinstance(evaluation, dict) else None
+    is_evaluated = isinstance(score, int | float) and math.isfinite(score)
     return is_evaluated and last_row.get(counter, 0) >= total
 
 

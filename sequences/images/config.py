@@ -40,6 +40,7 @@ class ImagesConfig(SequenceConfig):
 
     kind: ClassVar[str] = "images"
     cores: ClassVar[Mapping[str, type[Checked]]] = CORES
+    score: ClassVar[str] = "bits_per_dim"
     fixed: ClassVar[tuple[str, ...]] = (
         *SequenceConfig.fixed,
         "corpus.height",

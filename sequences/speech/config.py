@@ -39,6 +39,7 @@ class SpeechConfig(SequenceConfig):
 
     kind: ClassVar[str] = "speech"
     cores: ClassVar[Mapping[str, type[Checked]]] = SPEECH_CORES
+    score: ClassVar[str] = "nats"
     fixed: ClassVar[tuple[str, ...]] = (
         *SequenceConfig.fixed,
         *(f"corpus.{part.name}" for part in dataclasses.fields(CorpusConfig) if part.name != "path"),

@@ -44,6 +44,7 @@ class TextConfig(SequenceConfig):
     kind: ClassVar[str] = "text"
     cores: ClassVar[Mapping[str, type[Checked]]] = CORES
     core_field: ClassVar[str] = "model.core"
+    score: ClassVar[str] = "word_perplexity"
     fixed: ClassVar[tuple[str, ...]] = (*SequenceConfig.fixed, "corpus", "tokens", "vocabulary")
 
     corpus: str = "python"

@@ -29,6 +29,8 @@ from training.sweep_progress import is_finished
 
 RECALL = "diagnostic:recall,delay=3"
 LONGER = "diagnostic:recall,delay=9"
+FILES = ("runs", "curves", "curve_intervals")
+"""Tables that name the environment."""
 
 
 MakeRun = Callable[..., Path]
@@ -154,7 +156,7 @@ def test_the_report_of_finished_runs_has_their_numbers(make_run: MakeRun, tmp_pa
     ]
     places = [text.index(part) for part in order]
     assert places == sorted(places)
-    assert "it is not confirmed which of the two is better" in text
+    assert "It is not confirmed which of the two is better" in text
     assert "<b>The compression rate</b>, here 4, is how many steps" in text
 
     # The curves of the page: two thin ones for the runs of a variant, a thick one for their mean.
@@ -243,7 +245,7 @@ def test_environments_without_a_common_scale_are_compared_alone(
 def test_two_runs_of_each_in_every_environment_have_intervals(make_run: MakeRun, tmp_path: Path, cli: Commands) -> None:
     runs = []
     for core, score in (("gru", 90.0), ("lstm", 10.0)):
-        for env in (RECALL, LONGER):
+        for env in (RECALL, LONGER, "diagnostic:tmaze"):
             for seed in (0, 1):
                 runs.append(make_run(f"{core}{env}{seed}", core, seed, [50.0], score + seed, env=env))
 
@@ -253,6 +255,39 @@ def test_two_runs_of_each_in_every_environment_have_intervals(make_run: MakeRun,
 
     _, text = compare(cli, tmp_path / "out", runs[:-1])
     assert "more runs in one environment than in another" in text
+
+
+@pytest.mark.parametrize(("tasks", "chance"), [(2, 0.056), (3, 0.0093)])
+def test_a_difference_over_several_environments_may_be_chance(tasks: int, chance: float, make_run: MakeRun) -> None:
+    """Two runs of one variant are better than two of the other in one of three environments, in all of them in few."""
+    runs = []
+    for delay in range(1, tasks + 1):
+        env = f"diagnostic:recall,delay={delay}"
+        for core, scores in (("gru", (50.0, 60.0)), ("lstm", (30.0, 40.0))):
+            for seed, score in enumerate(scores):
+                runs.append(make_run(f"{core}{delay}{seed}", core, seed, [1.0], score + delay, env=env))
+    comparison = Comparison([read_run(run) for run in runs])
+    assert comparison.improvements["gru", "lstm"].low == 1
+    assert comparison.chances["gru", "lstm"] == pytest.approx(chance, rel=0.01)
+    assert comparison.confirmed("gru", "lstm") == (tasks == 3)
+    assert ("so few runs differ like that with a probability of 0.056" in evidence(comparison)) == (tasks == 2)
+
+
+def test_curves_of_agents_that_are_evaluated_elsewhere_name_where_they_learned(
+    make_run: MakeRun, tmp_path: Path, cli: Commands
+) -> None:
+    """They reach no threshold: what is reached in training is no score of the evaluation's task."""
+    out = tmp_path / "out"
+    runs = [make_run(f"{core}0", core, 0, [50.0, 99.0], 60.0, eval_env=LONGER) for core in ("gru", "lstm")]
+    _, text = compare(cli, out, runs, "--threshold", 10)
+    assert f"Curves are of {RECALL}, where agents were trained; scores are of evaluations in {LONGER}." in text
+    page = embedded(out / "report.html")
+    assert page["title"] == LONGER
+    assert [panel["title"] for panel in page["panels"]] == [RECALL]
+    assert "frames to threshold" not in page["variants"]["head"]
+    assert "threshold" not in {line["name"] for line in page["lines"]}
+    environments = {name: {row["environment"] for row in table(out / "report" / f"{name}.csv")} for name in FILES}
+    assert environments == {"runs": {LONGER}, "curves": {RECALL}, "curve_intervals": {RECALL}}
 
 
 def verdict_of(make_run: MakeRun, scores: dict[str, list[float]]) -> tuple[str, dict[str, Any]]:
@@ -500,8 +535,9 @@ def test_a_trial_with_a_damaged_evaluation_is_not_finished(make_run: MakeRun) ->
     config = read_config(run)
     assert is_finished(run, config)
     assert not is_finished(run, dataclasses.replace(config, frames=201))
-    run.evaluation_file().write_text('{"return"')
-    assert not is_finished(run, config)
+    for damaged in ('{"return"', '{"return": {"mean": null}}', '{"return": {"mean": NaN}}', '{"return": 1.0}', "[]"):
+        run.evaluation_file().write_text(damaged)
+        assert not is_finished(run, config)
     assert failure(run) is None
     run.error_file.write_text("")
     assert failure(run) == "it left no reason"
@@ -555,11 +591,10 @@ def test_runs_of_sequences_are_compared_by_their_loss(kind: str, tmp_path: Path,
 
     # The evaluation of another kind of run.
     (runs[0] / "evaluation.json").write_text('{"return": {"mean": 3.0}}')
-    expected = "word_perplexity" if kind == "text" else measure
-    cli.refuse("compare", "--from", *runs, words=f"expected {expected} in it")
+    config = PRESETS[kind]("cpu", "lstm")
+    cli.refuse("compare", "--from", *runs, words=f"expected {config.score} in it")
 
     # Another corpus.
-    config = PRESETS[kind]("cpu", "lstm")
     another = make_sequence_run(tmp_path / "other", config, [2.0], {measure: 2.0} | others, digest="b")
     cli.refuse("compare", "--from", *runs[1:], another, words="mixed corpora: expected runs on the same data")
 

@@ -106,3 +106,18 @@ def test_a_run_survives_its_actors_its_learners_and_itself(tmp_path: Path, capfd
     main(["launch", "--local", "--resume", str(folder), f"--frames={stopped + 100}", *allowed])
     assert f"resumed from {folder}/checkpoints/{stopped:012d}" in capfd.readouterr().out
     assert saved_steps(folder)[-1] >= stopped + 100
+
+
+@pytest.mark.parametrize("learners", [1, 2])
+def test_a_signal_to_the_whole_group_ends_with_a_checkpoint(learners: int, tmp_path: Path) -> None:
+    """`timeout` and batch systems send SIGTERM to all processes of a group. Ray must live until it is written."""
+    folder = tmp_path / "run"
+    launches = Launches(tmp_path)
+    words = ["--env=diagnostic:recall,delay=3", "--learners", learners, "--frames", 10**9, *TINY]
+    process = launches.begin("--run", folder, "--stages", *words, "--checkpoint-seconds=1000")
+    wait_until(lambda: last_metrics(folder).get("step", 0) > 300, process)
+    reached = last_metrics(folder)["step"]
+    os.killpg(process.pid, signal.SIGTERM)
+    assert process.wait(PATIENCE) == 128 + signal.SIGTERM, launches.screen.read_text()
+    assert saved_steps(folder)[-1] >= reached
+    launches.wait_for_all_to_end()

@@ -1,11 +1,14 @@
 """Statistics of few runs against examples by hand and against the numbers of `rliable` 1.2.0."""
 
+import itertools
+from collections.abc import Iterator
+
 import numpy as np
 import pytest
 
 from actors.intervals import bootstrap_interval
 from reports.statistics import (
-    chance_of_order,
+    chance_of_improvement,
     interquartile_mean,
     mean,
     mean_curve,
@@ -158,9 +161,40 @@ def test_a_curves_interval_is_that_of_the_mean_at_each_place() -> None:
         assert (low[place], high[place]) == pytest.approx(expected, rel=0.15)
 
 
-def test_chance_of_an_order_counts_the_orders() -> None:
-    assert chance_of_order(2, 2) == 2 / 6
-    assert chance_of_order(5, 5) == pytest.approx(0.0079, abs=1e-4)
+@pytest.mark.parametrize("tasks", [1, 2, 3])
+def test_chance_of_an_improvement_counts_all_divisions_of_runs(tasks: int) -> None:
+    """Against a list of them, for a few runs with ties, as many of one variant as of the other or not."""
+    random = np.random.default_rng(tasks)
+    for _ in range(10):
+        ours = [random.integers(0, 4, random.integers(2, 4)).astype(float) for _ in range(tasks)]
+        theirs = [random.integers(0, 4, random.integers(2, 4)).astype(float) for _ in range(tasks)]
+        found = abs(probability_of_improvement(ours, theirs) - 0.5)
+        of_tasks = [list(divisions(*task)) for task in zip(ours, theirs)]
+        as_far = []
+        for division in itertools.product(*of_tasks):
+            other = abs(probability_of_improvement(*zip(*division)) - 0.5)
+            as_far.append(other >= found - 1e-9)
+        assert chance_of_improvement(ours, theirs) == pytest.approx(np.mean(as_far), abs=1e-12)
+
+
+def divisions(ours: np.ndarray, theirs: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """All divisions of two samples into two of these sizes."""
+    runs = np.concatenate([ours, theirs])
+    for chosen in itertools.combinations(range(len(runs)), len(ours)):
+        yield runs[list(chosen)], np.delete(runs, chosen)
+
+
+def test_chance_of_an_improvement_of_many_runs() -> None:
+    """If all runs are better, two divisions are as far: all of one below the other, either way round."""
+    assert chance_of_improvement([np.arange(2.0)], [np.arange(2.0) + 2]) == pytest.approx(2 / 6)
+    assert chance_of_improvement([np.arange(30.0)], [np.arange(30.0) + 30]) == pytest.approx(0, abs=1e-12)
+    assert chance_of_improvement(X, Y) == pytest.approx(chance_of_improvement(Y, X))
+
+    # With other numbers of runs in each of many tasks, the shares of pairs are rounded a little.
+    many = [np.arange(float(count)) for count in range(3, 13)]
+    more = [np.arange(float(count)) + 1 for count in range(13, 3, -1)]
+    of_two = [chance_of_improvement(many[index : index + 1], more[index : index + 1]) for index in (0, 9)]
+    assert 0 < chance_of_improvement(many, more) < min(of_two)
 
 
 def test_runs_to_confirm_are_enough_in_four_of_five_cases() -> None:

@@ -1,4 +1,4 @@
-"""Sweeps on Ray: killed and resumed, stopped by Ctrl-C, with trials that fail, die or hang, and of sequence models.
+"""Sweeps on Ray: killed and resumed, stopped by a signal, with trials that fail, die or hang, and of sequence models.
 
 In processes of their own: Ray mixes up clusters that one process is on after another.
 """
@@ -116,7 +116,8 @@ def test_a_killed_sweep_is_resumed_and_a_failing_trial_fails_alone(tmp_path: Pat
     assert {"evaluation/return", "evaluation/oracle_normalised"} <= scalars(folder / good)
 
 
-def test_a_trial_that_is_killed_is_resumed_and_ctrl_c_stops_all(tmp_path: Path) -> None:
+def test_a_trial_that_is_killed_is_resumed_and_a_signal_to_the_group_stops_all(tmp_path: Path) -> None:
+    """As `timeout` and batch systems send it. Ctrl-C is such a signal, too."""
     folder = tmp_path / "sweep"
     mark = uuid.uuid4().hex
     words = ["compare", "--folder", folder, *SMALL, RECALL, NARROW, "--cores", "lstm", "gru"]
@@ -129,8 +130,8 @@ def test_a_trial_that_is_killed_is_resumed_and_ctrl_c_stops_all(tmp_path: Path) 
     for pid in marked(mark, "ray::_run_trial"):
         os.kill(pid, signal.SIGKILL)
     wait_until(lambda: all(len(launches(trial)) == 2 for trial in trials) or process.poll() is not None)
-    process.send_signal(signal.SIGINT)
-    assert process.wait(PATIENCE) == 128 + signal.SIGINT
+    os.killpg(process.pid, signal.SIGTERM)
+    assert process.wait(PATIENCE) == 128 + signal.SIGTERM
 
     said = (tmp_path / "screen").read_text()
     assert said.count("restarted ") == 2

@@ -1,5 +1,6 @@
 """`compressive compare`: which runs a command line asks for, what it refuses, and how long a sweep still takes."""
 
+import dataclasses
 import json
 import math
 from pathlib import Path
@@ -7,8 +8,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from agent.core.matching import bytes_of_state
+from commands import compare
 from commands.compare import _films, _plan
 from commands.options import CompareOptions
 from commands.parsing import parse_command, parse_train
@@ -19,7 +22,7 @@ from tests.commands.cli import Commands, write_corpus
 from training.config import RunConfig, core_name
 from training.grid import label, make_trials
 from training.presets import make_preset
-from training.sweep import begin, read
+from training.sweep import FILE, begin, read, twins
 from training.sweep_progress import Estimate
 
 RECALL = "diagnostic:recall,delay=3"
@@ -90,6 +93,44 @@ def test_runs_are_added_to_a_sweep(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="is in use"), Run(tmp_path).lock():
         begin(tmp_path, grid(cores=("lru",), seeds=(5,), fewest=1), "fourth", add=True)
     assert read(tmp_path, CONFIGS) == (both, "first\nsecond")
+
+
+def test_a_run_that_is_there_under_another_name_is_not_added(tmp_path: Path) -> None:
+    """The compressive core compresses by 4 anyway. Where agents are evaluated how often makes no other training."""
+    begin(tmp_path, grid(cores=("compressive", "lstm")), "first")
+    rates = grid(rates=("2", "4"), options=["--eval-episodes", "7"])
+    assert twins(read(tmp_path, CONFIGS)[0], rates) == {"compressive-rate-4-seed-0": "compressive-seed-0"}
+    trials, _ = begin(tmp_path, rates, "second", add=True)
+    assert list(trials) == ["compressive-seed-0", "lstm-seed-0", "compressive-rate-2-seed-0"]
+
+    # Other seeds, tasks and lengths are other runs.
+    others = grid(rates=("2", "4"), seeds=(1,)) | {
+        "task": grid(rates=("2", "4"), options=["--env", "diagnostic:tmaze"])["compressive-rate-4-seed-0"],
+        "long": grid(rates=("2", "4"), options=["--frames", "12345"])["compressive-rate-4-seed-0"],
+    }
+    assert twins(trials, others) == {}
+
+
+def test_what_is_refused_leaves_no_trace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A suite whose tasks cannot be tried, and trials that need more CPUs than there are, new or added."""
+
+    def refuse(asked: object, todo: object, options: object) -> str:
+        raise UserError("no such task")
+
+    new = tmp_path / "new"
+    old = tmp_path / "old"
+    begin(old, grid(cores=("lstm", "gru")), "first")
+    before = (old / FILE).read_text()
+    monkeypatch.setattr(compare, "_cost", refuse)
+    suite = CompareOptions(suite="horizon", cores=("gru",), seeds=(0,))
+    greedy = CompareOptions(preset="memory", cores=("lru", "memoryless"), seeds=(0,), cpus_per_trial=1000.0)
+    for options, words in ((suite, "no such task"), (greedy, "cpus-per-trial: expected at most")):
+        for folder in (new, old):
+            asked = dataclasses.replace(options, folder=folder, add=folder is old)
+            with pytest.raises(UserError, match=words):
+                compare._begin(asked, [], "second", Console(width=80))
+    assert not new.exists()
+    assert (old / FILE).read_text() == before
 
 
 def test_labels_name_what_differs_within_a_core_and_between_all() -> None:
