@@ -273,7 +273,7 @@ def test_a_difference_over_several_environments_may_be_chance(tasks: int, chance
     assert ("so few runs differ like that with a probability of 0.056" in evidence(comparison)) == (tasks == 2)
 
 
-def test_curves_of_agents_that_are_evaluated_elsewhere_name_where_they_learned(
+def test_curves_of_agents_evaluated_elsewhere_name_where_they_learned(
     make_run: MakeRun, tmp_path: Path, cli: Commands
 ) -> None:
     """They reach no threshold: what is reached in training is no score of the evaluation's task."""

@@ -117,6 +117,11 @@ def test_a_signal_to_the_whole_group_ends_with_a_checkpoint(learners: int, tmp_p
     process = launches.begin("--run", folder, "--stages", *words, "--checkpoint-seconds=1000")
     wait_until(lambda: last_metrics(folder).get("step", 0) > 300, process)
     reached = last_metrics(folder)["step"]
+
+    # None of Ray's processes is in the program's group, where it would be a race which of them ends first.
+    of_ray = marked(launches.mark) - {process.pid}
+    assert len(of_ray) > 3
+    assert process.pid not in {os.getpgid(pid) for pid in of_ray}
     os.killpg(process.pid, signal.SIGTERM)
     assert process.wait(PATIENCE) == 128 + signal.SIGTERM, launches.screen.read_text()
     assert saved_steps(folder)[-1] >= reached

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from actors.intervals import bootstrap_interval
+from reports import statistics
 from reports.statistics import (
     chance_of_improvement,
     interquartile_mean,
@@ -184,17 +185,20 @@ def divisions(ours: np.ndarray, theirs: np.ndarray) -> Iterator[tuple[np.ndarray
         yield runs[list(chosen)], np.delete(runs, chosen)
 
 
-def test_chance_of_an_improvement_of_many_runs() -> None:
+def test_chance_of_an_improvement_of_many_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     """If all runs are better, two divisions are as far: all of one below the other, either way round."""
     assert chance_of_improvement([np.arange(2.0)], [np.arange(2.0) + 2]) == pytest.approx(2 / 6)
     assert chance_of_improvement([np.arange(30.0)], [np.arange(30.0) + 30]) == pytest.approx(0, abs=1e-12)
     assert chance_of_improvement(X, Y) == pytest.approx(chance_of_improvement(Y, X))
 
-    # With other numbers of runs in each of many tasks, the shares of pairs are rounded a little.
-    many = [np.arange(float(count)) for count in range(3, 13)]
-    more = [np.arange(float(count)) + 1 for count in range(13, 3, -1)]
-    of_two = [chance_of_improvement(many[index : index + 1], more[index : index + 1]) for index in (0, 9)]
-    assert 0 < chance_of_improvement(many, more) < min(of_two)
+    # With other numbers of runs in each task, the shares of pairs are rounded a little.
+    ours = [np.arange(count) + 1.5 for count in (3, 5, 7)]
+    theirs = [np.arange(float(count)) for count in (13, 11, 9)]
+    rounded = chance_of_improvement(ours, theirs)
+    monkeypatch.setattr(statistics, "MOST_STEPS", 10**6)
+    exact = chance_of_improvement(ours, theirs)
+    assert rounded == pytest.approx(exact, rel=0.01)
+    assert 0.05 < exact < 0.95
 
 
 def test_runs_to_confirm_are_enough_in_four_of_five_cases() -> None:

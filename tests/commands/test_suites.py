@@ -254,6 +254,10 @@ def test_the_leader_of_all_tasks(tmp_path: Path) -> None:
     on_two = [run for run in runs if run.data != tasks[-1]]
     assert scoreboard(on_two).leader is None, "too likely"
 
+    # A run that is not finished may still change that.
+    more = make_run(tmp_path, "lru", SHORT, 9, 0.2, done=0.5)
+    assert scoreboard([*runs, more]).leader is None
+
 
 def test_agents_that_are_evaluated_elsewhere_have_no_score_before(tmp_path: Path) -> None:
     trained = make_run(tmp_path, "gru", SHORT, 0, 0.5, eval_env=LONG, oracle_normalised=50.0)

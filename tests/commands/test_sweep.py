@@ -116,7 +116,7 @@ def test_a_killed_sweep_is_resumed_and_a_failing_trial_fails_alone(tmp_path: Pat
     assert {"evaluation/return", "evaluation/oracle_normalised"} <= scalars(folder / good)
 
 
-def test_a_trial_that_is_killed_is_resumed_and_a_signal_to_the_group_stops_all(tmp_path: Path) -> None:
+def test_a_killed_trial_is_resumed_and_a_signal_to_the_group_stops_all(tmp_path: Path) -> None:
     """As `timeout` and batch systems send it. Ctrl-C is such a signal, too."""
     folder = tmp_path / "sweep"
     mark = uuid.uuid4().hex
