@@ -113,6 +113,7 @@ def _use(folder: Path, own: Path, seed: int) -> None:
             (own / "wrong").touch()
 
 
+@pytest.mark.slow
 def test_many_processes_that_are_killed_at_any_moment(tmp_path: Path) -> None:
     folder = tmp_path / "cache"
     cache = LevelCache(folder, LIMIT)

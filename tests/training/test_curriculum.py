@@ -357,13 +357,14 @@ def test_actors_of_a_stage_begin_with_the_present_weights(resident: bool, tmp_pa
     assert played == [{version} for version in learned[:-1]]
 
 
+@pytest.mark.slow
 @pytest.mark.ray
 @pytest.mark.parametrize(
     "changes",
     [
         {"env": POPART.env, "learner": POPART.learner},
-        pytest.param({"resident": True, "learners": 2}, marks=pytest.mark.slow),
-        pytest.param({"learners": 2, "env": POPART.env, "learner": POPART.learner}, marks=pytest.mark.slow),
+        {"resident": True, "learners": 2},
+        {"learners": 2, "env": POPART.env, "learner": POPART.learner},
     ],
 )
 def test_stages_on_ray(changes: dict[str, Any], cluster: None, tmp_path: Path) -> None:

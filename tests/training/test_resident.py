@@ -202,6 +202,7 @@ def test_neither_ray_nor_a_video_library_is_needed(tmp_path: Path) -> None:
     assert (tmp_path / "run" / "evaluation.json").is_file()
 
 
+@pytest.mark.slow
 @pytest.mark.ray
 def test_several_learners_act_for_themselves(cluster: None, tmp_path: Path) -> None:
     updates = 12
