@@ -18,6 +18,7 @@ def log_recordings(run: Path, step: int, recordings: Sequence[Recording]) -> Non
     with SummaryWriter(str(run)) as events:
         for index, layer in enumerate(recordings[0].attention):
             weights = np.sqrt(np.maximum(layer.by_step(), 0))
-            shades = np.rint(255 * weights / weights.max()).astype(np.uint8)
+            largest = weights.max() or 1.0  # of an episode of one step nothing is attended to
+            shades = np.rint(255 * weights / largest).astype(np.uint8)
             enlarged = shades.repeat(2, axis=0).repeat(2, axis=1)
             events.add_image(f"attention/layer_{index}", enlarged, step, dataformats="HW")
