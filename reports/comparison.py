@@ -402,7 +402,7 @@ class Comparison:
 
         self.scale = self._common_scale()
         # Curves of other environments say nothing of when a score was reached.
-        self.elsewhere = sorted({run.learned_from for run in self.runs if run.learned_from != run.data})
+        self.elsewhere = list(dict.fromkeys(run.learned_from for run in self.runs if run.learned_from != run.data))
         self.threshold = threshold
         if threshold is None:
             self.threshold = self.scale.threshold
