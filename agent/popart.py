@@ -87,6 +87,17 @@ class PopArt(nn.Linear):
         return torch.where(is_first, constant, 0.0)
 
     @torch.no_grad()
+    def reward_sizes(self, rewards: Tensor) -> Tensor:
+        """The root mean square of the rewards of each task, [K] float64; infinite as long as all of them were 0.
+
+        `rewards`: `sums` of the rewards of a batch, which count for tasks that have had none before.
+        """
+        count, _, squares = rewards
+        of_batch = squares / count.clamp(min=1)
+        square = torch.where(self.reward_square > 0, self.reward_square, of_batch)
+        return torch.where(square > 0, square.sqrt(), torch.inf)
+
+    @torch.no_grad()
     def update_statistics(
         self,
         sums: Tensor,

@@ -30,8 +30,6 @@ from learner.replica import StateDict
 from learner.update_graph import UpdateSettings
 from learner.vtrace import VTraceReturns, vtrace
 
-FIRST_UPDATES = 100
-"""Updates in which tasks are looked for that have had no batch, with PopArt."""
 LEAST_ADVANTAGE = 1e-6
 """Root mean square of advantages below which they are not enlarged to 1."""
 
@@ -47,8 +45,9 @@ class ForwardPass(NamedTuple):
     losses: the network's own losses, such as those of the compression.
     task: [B] int64, the task of each row; None without PopArt.
     scale: [B, 1], the standard deviation of the value targets of the row's task; 1 without PopArt.
-    reward_size: [B, 1], the root mean square of the rewards of the row's task; 0 without PopArt.
+    reward_size: [B, 1], the size of the rewards of the row's task, see `PopArt.reward_sizes`; 0 without PopArt.
     value_offset: [K], what was added to the values of each task, see `PopArt.first_values`.
+    sums_of_rewards: [3, K], those of the whole batch, see `PopArt.sums`; None without PopArt.
     """
 
     policy: Tensor
@@ -61,6 +60,7 @@ class ForwardPass(NamedTuple):
     scale: Tensor | float = 1.0
     reward_size: Tensor | float = 0.0
     value_offset: Tensor | float = 0.0
+    sums_of_rewards: Tensor | None = None
 
 
 class Targets(NamedTuple):
@@ -342,11 +342,10 @@ class ImpalaLearner:
 
     def _sums_by_task(self, forward: ForwardPass, targets: Targets) -> Tensor | None:
         """How large the value targets and the rewards of each task are; see `BackwardPass.tasks`."""
-        if self._popart is None or forward.task is None:
+        if self._popart is None or forward.task is None or forward.sums_of_rewards is None:
             return None
         sums_of_targets = self._popart.sums(targets.returns.vs, targets.mask, forward.task)
-        sums_of_rewards = self._popart.sums(targets.rewards, targets.mask, forward.task)
-        return self._comm.sum(torch.stack([sums_of_targets, sums_of_rewards]))
+        return torch.stack([self._comm.sum(sums_of_targets), forward.sums_of_rewards])
 
     def _forward(self, trajectory: Trajectory) -> ForwardPass:
         """Runs the network over the trajectory."""
@@ -380,7 +379,7 @@ class ImpalaLearner:
     def _with_own_tasks(self, head: PopArt, forward: ForwardPass, trajectory: Trajectory) -> ForwardPass:
         """The forward pass with each row's values of its own task, out of those [B, T + 1, K] of all tasks.
 
-        Also with what PopArt knows of these tasks."""
+        Also with what PopArt knows of these tasks; the same for all learners that share the batch."""
         task = trajectory.actor_id % head.out_features  # actor i plays task i modulo their number
         values = head.of_task(forward.values, task)
         dtype = values.dtype
@@ -389,26 +388,19 @@ class ImpalaLearner:
             """What is known of each task, [K] float64, by row, [B, 1]."""
             return by_task[task][:, None].to(dtype)
 
-        value_offset: Tensor | float = 0.0
-        if self.version < FIRST_UPDATES:
-            value_offset = self._first_values(head, trajectory, task)
-            values = values + of_rows(value_offset)
-        return forward._replace(
-            values=values,
-            task=task,
-            scale=of_rows(head.scale),
-            reward_size=of_rows(head.reward_square.sqrt()),
-            value_offset=value_offset,
-        )
-
-    def _first_values(self, head: PopArt, trajectory: Trajectory, task: Tensor) -> Tensor:
-        """See `PopArt.first_values`; the same for all learners that share the batch."""
         rewards, discounts = self._rewards(trajectory)
         mask = loss_mask(trajectory)
-        sums_of_rewards = head.sums(rewards, mask, task)
-        sums_of_ends = head.sums(1 - discounts, mask, task)
-        rewards, ends = self._comm.sum(torch.stack([sums_of_rewards, sums_of_ends]))
-        return head.first_values(rewards, ends)
+        sums = torch.stack([head.sums(rewards, mask, task), head.sums(1 - discounts, mask, task)])
+        sums_of_rewards, sums_of_ends = self._comm.sum(sums)
+        value_offset = head.first_values(sums_of_rewards, sums_of_ends)
+        return forward._replace(
+            values=values + of_rows(value_offset),
+            task=task,
+            scale=of_rows(head.scale),
+            reward_size=of_rows(head.reward_sizes(sums_of_rewards)),
+            value_offset=value_offset,
+            sums_of_rewards=sums_of_rewards,
+        )
 
     def _rewards(self, trajectory: Trajectory) -> tuple[Tensor, Tensor]:
         """Rewards as they are learned from, and discounts, of the T actions, [B, T] each."""
@@ -441,7 +433,8 @@ class ImpalaLearner:
         advantages = returns.pg_advantages / forward.scale
         if self.config.normalize_advantages:
             # Advantages that are smaller than rewards may be errors of the values alone, as before a first success.
-            # Enlarged, they would keep the policy from states that look bad only because it has not been there.
+            # Enlarged, they would keep the policy from states that look bad only because it has not been there. Before
+            # a first reward they are nothing else: the size of rewards is infinite then.
             size = self._root_mean_square(advantages, mask).clamp(min=LEAST_ADVANTAGE)
             size_of_rewards = forward.reward_size / forward.scale
             advantages = advantages / size.clamp(min=size_of_rewards)

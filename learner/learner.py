@@ -21,7 +21,7 @@ from agent.trajectory import Trajectory, validate
 from learner.communicator import Communicator
 from learner.config import LearnerConfig
 from learner.errors import NotFinite
-from learner.impala import FIRST_UPDATES, ImpalaLearner, schedules_of
+from learner.impala import ImpalaLearner, schedules_of
 from learner.optimization import Measured, not_finite
 from learner.replica import StateDict
 from learner.update_graph import UpdateGraph, UpdateSettings, form_of
@@ -165,9 +165,7 @@ class Learner(ImpalaLearner):
         if form != self._queued_form:
             self._queued_form = form
             self._queued = 0
-        # PopArt's first updates have operations that later ones have not.
-        is_among_first = self._popart is not None and self.version < FIRST_UPDATES
-        if self._queued < WARM_UP or is_among_first:
+        if self._queued < WARM_UP:
             self._queued += 1
             return None
         self._record(self._capture, trajectory, settings)

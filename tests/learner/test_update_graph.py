@@ -10,7 +10,6 @@ import torch
 
 from agent import Trajectory
 from agent.core import state_to
-from learner import learner as learner_module
 from learner.config import LearnerConfig
 from learner.errors import NotFinite
 from learner.learner import WARM_UP, Learner
@@ -101,10 +100,8 @@ def test_schedules_and_versions_change_in_replays() -> None:
     assert_same(recorded, plain, rtol=1e-4, atol=1e-6)
 
 
-def test_replays_update_running_statistics(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those of PopArt, once its first batches are over, and those of observations."""
-    monkeypatch.setattr(learner_module, "FIRST_UPDATES", WARM_UP + 2)
-    monkeypatch.setattr("learner.impala.FIRST_UPDATES", WARM_UP + 2)
+def test_replays_update_running_statistics() -> None:
+    """Those of PopArt, and those of observations."""
     learners = []
     for is_recorded in (True, False):
         torch.manual_seed(0)
@@ -116,7 +113,7 @@ def test_replays_update_running_statistics(monkeypatch: pytest.MonkeyPatch) -> N
         torch.manual_seed(number)
         batch = batch._replace(observation=5 * torch.randn(2, 13, 3))
         assert recorded.update(batch) == plain.update(batch)
-        expected_graphs = 1 if number >= WARM_UP + 2 else 0
+        expected_graphs = 1 if number >= WARM_UP else 0
         assert len(recorded.graphs) == expected_graphs  # type: ignore[attr-defined]
     assert_same(recorded, plain)
     assert recorded.agent.value.mean.ne(0).all()
