@@ -71,7 +71,7 @@ class LearnerConfig(Checked):
     popart: bool = False
     """PopArt: normalize values by task, so that tasks whose rewards differ in size are learned equally. For use with
     reward_clipping none."""
-    popart_rate: Above0 = 0.01
+    popart_rate: Annotated[float, Range(0, 1.0, above=True)] = 0.01
     """PopArt: share of each batch in the running mean and variance of the values."""
     max_gradient_norm: Above0 | None = 2.5
     """Longer gradients are scaled to this norm, those of the compression separately; none does not clip. A good value

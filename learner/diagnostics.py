@@ -9,14 +9,18 @@ from agent.core import Transformer, detach_state, index_state, state_to
 def attention_mass(agent: Agent, trajectory: Trajectory, rows: int = 4) -> dict[str, float]:
     """Mean attention to each kind of slots over layers, heads, steps and the first rows.
 
-    Returns an empty dict for cores without attention.
+    Rows that were replayed do not count if there are others: what comes before what is learned again of them is at
+    their end, as steps that see nothing but themselves. Returns an empty dict for cores without attention.
     """
     core = agent.core
     if not isinstance(core, Transformer):
         return {}
     # Some rows are enough for a mean, and attention weights take much memory.
     device = next(agent.parameters()).device
-    first_rows = index_state(trajectory, slice(0, rows))
+    chosen: slice | torch.Tensor = slice(0, rows)
+    if trajectory.replayed is not None and not trajectory.replayed.all():
+        chosen = (~trajectory.replayed).nonzero()[:rows, 0]
+    first_rows = index_state(trajectory, chosen)
     part = state_to(first_rows, device)
     state = detach_state(part.core_state)
     agent.eval()  # no dropout, which would also draw from the random generator of training

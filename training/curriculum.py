@@ -8,11 +8,11 @@ from collections import deque
 import numpy as np
 
 from actors import Episode
-from actors.evaluation import correct_fraction, counters_of
+from actors.evaluation import CHOICES, correct_fraction, counters_of
 from envs import mean_normalised, tasks
 from storage.files import Json, Schema, abbreviate, require_schema
 from training.config import RunConfig
-from training.factories import interface
+from training.factories import episode_metrics, interface
 from training.stages import Stage, read_stage
 
 EPISODES = 200
@@ -34,7 +34,8 @@ class Curriculum:
 
     Raises:
         ValueError: if there are too many stages; if the environments differ in observations, actions or frames a step,
-            or have more tasks than there are actors; or, with PopArt, if their numbers of tasks do not fit.
+            or have more tasks than there are actors; if a stage waits for correct choices where none are counted; or,
+            with PopArt, if their numbers of tasks do not fit.
         ImportError: if one needs a package that is not installed.
     """
 
@@ -59,8 +60,17 @@ class Curriculum:
             if config.learner.popart and columns % count:
                 expected = f"a number of tasks that divides the {columns} of --env, for learner.popart"
                 raise ValueError(f"stages: expected {expected}, got {count} in {env}")
+        self._require_choices()
         self.action_repeat = last.action_repeat
         self.enter(0, 0)
+
+    def _require_choices(self) -> None:
+        """Raises a ValueError if a stage waits for correct choices where none are counted: it would never end."""
+        for stage in self.stages:
+            is_counted = set(CHOICES) <= episode_metrics(stage.env)
+            if "correct" in stage.limits and not is_counted:
+                expected = f"an environment that counts {' and '.join(CHOICES)}"
+                raise ValueError(f"stages: until correct: expected {expected}, got {stage.env}")
 
     def enter(self, number: int, begin: int) -> None:
         """Goes to a stage, which has had no episodes yet."""

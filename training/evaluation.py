@@ -180,7 +180,7 @@ def record(
     agent: Agent,
     episodes: int,
     seed: int = 0,
-    sample: bool = True,
+    sample: bool | None = None,
     env: str | None = None,
     in_detail: bool = True,
     with_effects: bool = False,
@@ -188,9 +188,12 @@ def record(
 ) -> list[Recording]:
     """Plays episodes of the first task one after the other and keeps every step of them.
 
+    Actions are drawn from the policy or, without `sample`, the most probable ones; None is as in the run's evaluations.
     An environment whose observations are no images is asked to draw itself. `in_detail`, `with_effects` and `progress`
     are those of `record_episodes`.
     """
+    if sample is None:
+        sample = not config.eval_greedy
     shown = tasks(env or tested_on(config))[0]
     value_column = _value_column(config, shown)
     # People see nothing in a vector.

@@ -40,18 +40,31 @@ def interface(env: str) -> Interface:
     """
     # Several tasks share one network, so they need the same interface.
     names = tasks(env)
-    if len(names) > 1:
-        first = interface(names[0])
-        for task in names[1:]:
-            other = interface(task)
-            if other != first:
-                raise ValueError(f"env: expected {first} as in {names[0]}, got {other} in {task}")
-        return first
-    envs = make_vector(env, 1)
+    first, _ = _inspect(names[0])
+    for task in names[1:]:
+        other, _ = _inspect(task)
+        if other != first:
+            raise ValueError(f"env: expected {first} as in {names[0]}, got {other} in {task}")
+    return first
+
+
+def episode_metrics(env: str) -> set[str]:
+    """What the tasks of an environment count in episodes; raises as `interface` does."""
+    found: set[str] = set()
+    for task in tasks(env):
+        _, names = _inspect(task)
+        found.update(names)
+    return found
+
+
+@functools.cache
+def _inspect(task: str) -> tuple[Interface, tuple[str, ...]]:
+    """The interface of a single task, and what it counts in episodes."""
+    envs = make_vector(task, 1)
     try:
-        return read_interface(envs)
+        return read_interface(envs), tuple(envs.metadata.get("episode_metrics", ()))
     finally:
-        close(envs, env)
+        close(envs, task)
 
 
 def require_interface(env: str, like: str) -> None:

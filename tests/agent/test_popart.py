@@ -1,5 +1,7 @@
 """PopArt's value head: exact preservation of values, its statistics, and what depends on the task."""
 
+import math
+
 import pytest
 import torch
 from torch import Tensor
@@ -157,6 +159,17 @@ def test_values_begin_where_temporal_differences_are_0_in_the_mean() -> None:
 
     endless = torch.zeros(3, TASKS, dtype=torch.float64)  # a discount of 1, and no episode ended
     assert head.first_values(sums_of_rewards, endless).tolist() == [0, 0, 0]
+
+
+def test_rewards_have_no_size_before_the_first_one() -> None:
+    """Of three tasks one had rewards before, one has its first ones now, and one none yet."""
+    head = make_head()
+    head.reward_square[0] = 9.0
+    rewards = torch.tensor([[1.0, 1.0], [0.0, 2.0], [0.0, 0.0]])
+    sums = head.sums(rewards, torch.ones_like(rewards, dtype=torch.bool), torch.arange(TASKS))
+    assert head.reward_sizes(sums).tolist() == pytest.approx([3, math.sqrt(2), math.inf])
+    nothing = torch.zeros_like(sums)
+    assert head.reward_sizes(nothing).tolist() == [3, math.inf, math.inf]
 
 
 def test_what_was_added_to_values_stays_in_them() -> None:

@@ -27,6 +27,18 @@ def test_shares_of_attention_sum_to_1_and_follow_the_resets() -> None:
     assert attention_mass(agent, trajectory)["attention/segment"] == pytest.approx(1, abs=1e-6)
 
 
+def test_replayed_rows_do_not_count_beside_new_ones() -> None:
+    """At their end are the steps before those that are learned again, as episodes of one step each."""
+    agent = make_agent()
+    trajectory = make_trajectory(6, 24)
+    new = attention_mass(agent, index_state(trajectory, [1, 4]))
+    trajectory.reset[[0, 2, 3, 5]] = True
+    replayed = torch.tensor([True, False, True, True, False, True])
+    assert attention_mass(agent, trajectory._replace(replayed=replayed)) == pytest.approx(new)
+    all_replayed = attention_mass(agent, trajectory._replace(replayed=torch.ones(6, dtype=torch.bool)))
+    assert all_replayed == attention_mass(agent, trajectory)
+
+
 def test_kinds_of_memory_are_those_of_the_core() -> None:
     routed = attention_mass(make_agent(CORES["routing"]), make_trajectory(6, 24, core=CORES["routing"]))
     assert routed.keys() == {"attention/routed", "attention/memory", "attention/segment"}

@@ -116,6 +116,31 @@ def test_the_first_batch_has_no_advantage_where_all_rewards_are_equal() -> None:
     assert learner.update(batch)["value/mean"] == pytest.approx(-100, rel=1e-3)
 
 
+def test_before_a_first_reward_values_teach_the_policy_nothing() -> None:
+    """They are noise. With the first rewards, these say how large advantages are in the same update."""
+    config = dataclasses.replace(CONFIG, normalize_advantages=True)
+    learner = Learner(make_agent(begun=False), config, 1000)
+    batch = make_batch()
+    for seed in range(2):
+        nothing = make_batch(seed)
+        metrics = learner.update(nothing._replace(reward=torch.zeros_like(nothing.reward)))
+        assert metrics["value/target_mean"] != 0
+        assert metrics["loss/policy"] == 0
+    assert learner.update(batch)["loss/policy"] != 0
+
+
+@pytest.mark.parametrize("version", [1, 1000])
+def test_the_values_of_a_task_begin_with_its_first_batch(version: int) -> None:
+    """Also if that comes late: the tasks of a batch are those of the actors that were ready."""
+    learner = Learner(make_agent(begun=False), CONFIG, 10_000)
+    of_first = make_batch()._replace(actor_id=torch.zeros(6, dtype=torch.int64))
+    learner.update(of_first)
+    learner.version = version
+    costs = make_batch()._replace(actor_id=torch.ones(6, dtype=torch.int64))
+    costs = costs._replace(reward=torch.full_like(costs.reward, -1.0), discount=torch.ones_like(costs.discount))
+    assert learner.update(costs)["value/mean"] == pytest.approx(-100, abs=1)
+
+
 @pytest.mark.parametrize("begun", [True, False])
 def test_learners_that_share_a_batch_have_the_statistics_of_the_whole(begun: bool) -> None:
     """The first learner has the first three rows, all of one task."""

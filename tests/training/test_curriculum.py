@@ -235,6 +235,15 @@ def test_no_stage_repeats_the_episodes_of_another() -> None:
         Curriculum(dataclasses.replace(many, stages=(*many.stages, many.stages[0])))
 
 
+def test_correct_choices_are_waited_for_only_where_they_are_counted() -> None:
+    staged = dataclasses.replace(CONFIG, env="diagnostic:recall,delay=3")
+    impossible = dataclasses.replace(staged, stages=("diagnostic:recall,delay=1 until correct 0.9 or frames 9",))
+    expected = "expected an environment that counts correct_choices and wrong_choices, got diagnostic:recall,delay=1"
+    with pytest.raises(ValueError, match=f"^stages: until correct: {expected}"):
+        Curriculum(impossible)
+    Curriculum(dataclasses.replace(staged, stages=("diagnostic:recall,delay=1 until return 0.9",)))
+
+
 def test_conditions_may_change_in_a_resumed_run_but_not_its_present_stage(few: None, tmp_path: Path) -> None:
     train(STAGED, tmp_path, 3)
     first, second = STAGED.stages

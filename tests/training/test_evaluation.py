@@ -130,6 +130,15 @@ def test_an_evaluation_may_be_greedy(tmp_path: Path) -> None:
     assert greedy["return"]["mean"] == np.mean([episode.score for episode in expected])
     assert greedy["return"] != sampled["return"]
 
+    # So are the films of such a run, as of all runs with the options of their evaluations.
+    for is_greedy in (False, True):
+        as_evaluated = dataclasses.replace(config, eval_greedy=is_greedy)
+        (film,) = record(as_evaluated, trainer.agent, 1)
+        (expected_film,) = record(config, trainer.agent, 1, sample=not is_greedy)
+        (other,) = record(config, trainer.agent, 1, sample=is_greedy)
+        assert np.array_equal(film.actions, expected_film.actions)
+        assert not np.array_equal(film.actions, other.actions)
+
 
 def test_recorded_values_are_those_of_the_task_that_is_played() -> None:
     first = "diagnostic:recall,delay=3"

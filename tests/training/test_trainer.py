@@ -535,6 +535,14 @@ def test_a_resumed_run_says_how_its_learning_rate_jumps(tmp_path: Path, caplog: 
     assert caplog.messages == ["the entropy cost changes from 0.004 to 0.001"]
 
 
+def test_environments_may_be_spread_from_a_resumption_on(tmp_path: Path) -> None:
+    config = dataclasses.replace(CONFIG, env="diagnostic:recall,delay=3")
+    train(config, tmp_path, 2)
+    spread = dataclasses.replace(config, actors=dataclasses.replace(config.actors, stagger=True))
+    assert train(spread, tmp_path, 2, resume=True).learner.version == 4
+    assert train(config, tmp_path, 2, resume=True).learner.version == 6
+
+
 @pytest.mark.parametrize("stagger", [False, True])
 def test_environments_of_the_training_alone_are_spread(stagger: bool) -> None:
     """All episodes of this task are equally long. Unspread environments end them in the same steps."""
