@@ -63,7 +63,8 @@ class LearnerConfig(Checked):
     """Factor of the rewards after clipping."""
     normalize_advantages: bool = False
     """Divide the advantages of each update by their root mean square, so that the entropy cost means the same whatever
-    the size of rewards; with PopArt by no less than the root mean square of the task's rewards."""
+    the size of rewards; with PopArt by no less than the root mean square of the task's rewards, and by infinity before
+    a first one: advantages are errors of the values then."""
     trust: Above0 | None = None
     """The policy gradient makes no action still likelier that has become likelier by more than this share since it was
     taken, and none still rarer that has become as much rarer, as in PPO (Schulman et al. 2017). For learning from
