@@ -15,7 +15,7 @@ RECALL = ["launch", "--local", *SMALL, "--env=diagnostic:recall,delay=5"]
 
 def test_a_run_in_stages(tmp_path: Path, cli: Commands) -> None:
     """It says so when it starts, in its status and in its report, and is resumed where it was."""
-    folder, stage = tmp_path / "run", "diagnostic:recall,delay=2 until correct 0.9 or frames 100"
+    folder, stage = tmp_path / "run", "diagnostic:recall,delay=2 until return 0.9 or frames 100"
     said = cli.run(*RECALL, "--stages", stage, "--frames=60", "--run", folder)
     assert f"stage 1      {stage}\n" in said
     assert "1 of 2" in cli.run("status", folder)
