@@ -66,6 +66,7 @@ def test_a_run_whose_machine_is_lost(finished: tuple[Path, str], tmp_path: Path,
     assert steps(store)[-1] > end
 
 
+@pytest.mark.slow
 def test_a_run_that_was_copied_behind_a_url(copied: Copied, tmp_path: Path, cli: Commands) -> None:
     """Its new folder can be resumed, even if Ray does not start."""
     store = copied("store")

@@ -134,10 +134,10 @@ def test_the_state_is_described() -> None:
 
 
 FEW = [
-    ("clock", IMAGE, 4, 9),
     ("gru", (IMAGE, VECTOR), (Choice(2), Numbers((True, False))), 0),
 ]
 MORE = [
+    ("clock", IMAGE, 4, 9),
     *((name, VECTOR, 4, 0) for name in CORES),
     ("compressive", IMAGE, 4, 0),
     ("gru", (IMAGE, VECTOR), 4, 9),
