@@ -92,10 +92,14 @@ def twins(old: Mapping[str, Configuration], new: Mapping[str, Configuration]) ->
     Names say in what the trials of one command differ. So the compressive core alone and one with the rate that it has
     anyway have two names.
     """
+    old_fields = {name: training_fields(config) for name, config in old.items()}
     found = {}
     for name, config in new.items():
-        for old_name, old_config in old.items():
-            if name not in old and training_fields(config) == training_fields(old_config):
+        if name in old:
+            continue
+        fields = training_fields(config)
+        for old_name, others in old_fields.items():
+            if fields == others:
                 found[name] = old_name
     return found
 
