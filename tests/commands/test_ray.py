@@ -4,6 +4,8 @@ import os
 import signal
 import subprocess
 import uuid
+from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -41,6 +43,19 @@ class Launches:
     def wait_for_all_to_end(self) -> None:
         wait_until(lambda: not marked(self.mark))
 
+    def kill(self) -> None:
+        """Ends what a test that failed has left."""
+        for pid in marked(self.mark):
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+
+@pytest.fixture
+def launches(tmp_path: Path) -> Iterator[Launches]:
+    launches = Launches(tmp_path)
+    yield launches
+    launches.kill()
+
 
 def kill_an_actor(launches: Launches, folder: Path, process: subprocess.Popen[str]) -> None:
     """Another one takes its place."""
@@ -63,10 +78,11 @@ def kill_a_learner(launches: Launches, folder: Path, process: subprocess.Popen[s
     wait_until(lambda: saved_steps(folder)[-1] > reached + 300, process)
 
 
-def test_a_run_survives_its_actors_its_learners_and_itself(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_run_survives_its_actors_its_learners_and_itself(
+    launches: Launches, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     """An actor is killed, one of two learners, then the program; resumed, it is stopped; and is resumed without Ray."""
     folder = tmp_path / "run"
-    launches = Launches(tmp_path)
     allowed = ["--allow", "dm:tests.envs.dm_tasks:Unhurried"]
     task = ["--env", "dm:tests.envs.dm_tasks:Unhurried,cells=99,limit=999", *TINY]
 
@@ -109,10 +125,9 @@ def test_a_run_survives_its_actors_its_learners_and_itself(tmp_path: Path, capfd
 
 
 @pytest.mark.parametrize("learners", [1, 2])
-def test_a_signal_to_the_whole_group_ends_with_a_checkpoint(learners: int, tmp_path: Path) -> None:
+def test_a_signal_to_the_whole_group_ends_with_a_checkpoint(learners: int, launches: Launches, tmp_path: Path) -> None:
     """`timeout` and batch systems send SIGTERM to all processes of a group. Ray must live until it is written."""
     folder = tmp_path / "run"
-    launches = Launches(tmp_path)
     words = ["--env=diagnostic:recall,delay=3", "--learners", learners, "--frames", 10**9, *TINY]
     process = launches.begin("--run", folder, "--stages", *words, "--checkpoint-seconds=1000")
     wait_until(lambda: last_metrics(folder).get("step", 0) > 300, process)
