@@ -117,7 +117,7 @@ def _begin(
 def _bundles(trials: Mapping[str, Any], options: CompareOptions) -> list[dict[str, float]]:
     """What a trial asks the cluster for: the most that one of them needs.
 
-    Raises a UserError if this machine has less, and is the cluster.
+    Raises a UserError if that is more than this machine has, unless it joins a cluster.
     """
     numbers = (options.cpus_per_trial, options.gpus_per_trial, options.remote_actors)
     bundles = max((sweep.bundles_of(config, *numbers) for config in trials.values()), key=len)

@@ -344,6 +344,11 @@ def estimate(statistic: Callable[..., Any], *samples: Sample) -> Estimate:
     return Estimate(float(statistic(*samples)), float(low), float(high))
 
 
+def is_confirmed(improvement: Estimate, chance: float) -> bool:
+    """Whether runs are better than others: as far as the interval of the probability tells, and not by chance."""
+    return improvement.low > 0.5 and chance <= MOST_CHANCE
+
+
 @dataclass(frozen=True)
 class Variant:
     """Runs that differ in seed and data only, and their statistics. Lists have an entry a run."""
@@ -486,8 +491,8 @@ class Comparison:
         return found
 
     def confirmed(self, ours: str, theirs: str) -> bool:
-        """Whether runs of the first of two variants are better, as far as the interval tells, and not by chance."""
-        return self.improvements[ours, theirs].low > 0.5 and self.chances[ours, theirs] <= MOST_CHANCE
+        """Whether runs of the first of two variants are better; see `is_confirmed`."""
+        return is_confirmed(self.improvements[ours, theirs], self.chances[ours, theirs])
 
     @functools.cached_property
     def aggregates(self) -> dict[str, dict[str, Estimate]]:

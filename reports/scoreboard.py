@@ -16,7 +16,7 @@ import torch
 
 from agent.core.matching import bytes_of_state
 from envs import reference_scores
-from reports.comparison import KIND, MOST_CHANCE, Estimate, FinishedRun, estimate, repeated
+from reports.comparison import KIND, Estimate, FinishedRun, estimate, is_confirmed, repeated
 from reports.comparison_page import FOLDER, cell_text, to_csv
 from reports.pages import write_page
 from reports.statistics import chance_of_improvement, interquartile_mean, mean, probability_of_improvement
@@ -159,7 +159,7 @@ def _cell(runs: Sequence[FinishedRun]) -> Cell:
 
 
 def is_better(scores: Sequence[Sequence[float]], others: Sequence[Sequence[float]]) -> bool:
-    """Whether runs with these scores on each task are better than others, and not by chance (`MOST_CHANCE`).
+    """Whether runs with these scores on each task are better than others; see `is_confirmed`.
 
     Nothing is known of single runs: how much episodes differ says nothing about other seeds.
     """
@@ -167,8 +167,8 @@ def is_better(scores: Sequence[Sequence[float]], others: Sequence[Sequence[float
     theirs = [np.array(task) for task in others]
     if not repeated(ours, theirs):
         return False
-    is_more_often = probability_of_improvement(ours, theirs) > 0.5
-    return bool(is_more_often) and chance_of_improvement(ours, theirs) <= MOST_CHANCE
+    improvement = estimate(probability_of_improvement, ours, theirs)
+    return is_confirmed(improvement, chance_of_improvement(ours, theirs))
 
 
 def _cost(runs: Sequence[FinishedRun]) -> Cost:

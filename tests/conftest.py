@@ -65,11 +65,11 @@ def lab(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[str, int, int]]]
     """A double of DeepMind Lab, with episodes of two steps and a return of 2; (level, mixer seed, seed) of all of them
     but the first of an instance."""
     from tests.envs.lab import Lab, Module
-    from training.factories import interface
+    from training.factories import inspect_task
 
     monkeypatch.setitem(sys.modules, "deepmind_lab", Module)
     for name, value in {"frames": 8, "rewards": {4: 2.0}, "begun": []}.items():
         monkeypatch.setattr(Lab, name, value)
-    interface.cache_clear()
+    inspect_task.cache_clear()
     yield Lab.begun
-    interface.cache_clear()
+    inspect_task.cache_clear()

@@ -106,8 +106,8 @@ def start_ray(address: str | None, cpus: int, store: int, console: Console, reme
 def _in_own_groups() -> Iterator[None]:
     """Within it, each process that this one forks leads a process group of its own.
 
-    `timeout` and batch systems send SIGTERM to a whole group. Ray's processes would end at once, and with them those
-    that learn, before these could write a checkpoint. If this process is killed, the system still ends Ray's.
+    `timeout`, for one, sends SIGTERM to a whole group. Ray's processes would end at once, and with them those that
+    learn, before these could write a checkpoint. If this process is killed, the system still ends Ray's.
     """
     _is_starting_ray.set()
     try:

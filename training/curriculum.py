@@ -65,10 +65,9 @@ class Curriculum:
         self.enter(0, 0)
 
     def _require_choices(self) -> None:
-        """Raises a ValueError if a stage waits for correct choices where none are counted: it would never end."""
+        """Raises a ValueError if a stage waits for correct choices where none are counted: that never comes true."""
         for stage in self.stages:
-            is_counted = set(CHOICES) <= episode_metrics(stage.env)
-            if "correct" in stage.limits and not is_counted:
+            if "correct" in stage.limits and not set(CHOICES) <= episode_metrics(stage.env):
                 expected = f"an environment that counts {' and '.join(CHOICES)}"
                 raise ValueError(f"stages: until correct: expected {expected}, got {stage.env}")
 

@@ -30,7 +30,6 @@ REPLAY_BYTES = 2_000_000_000
 """Most bytes of replayed unrolls in a checkpoint."""
 
 
-@functools.cache
 def interface(env: str) -> Interface:
     """The interface of an environment, which is created once to find out; all tasks of several must have the same.
 
@@ -40,9 +39,9 @@ def interface(env: str) -> Interface:
     """
     # Several tasks share one network, so they need the same interface.
     names = tasks(env)
-    first, _ = _inspect(names[0])
+    first, _ = inspect_task(names[0])
     for task in names[1:]:
-        other, _ = _inspect(task)
+        other, _ = inspect_task(task)
         if other != first:
             raise ValueError(f"env: expected {first} as in {names[0]}, got {other} in {task}")
     return first
@@ -52,13 +51,13 @@ def episode_metrics(env: str) -> set[str]:
     """What the tasks of an environment count in episodes; raises as `interface` does."""
     found: set[str] = set()
     for task in tasks(env):
-        _, names = _inspect(task)
+        _, names = inspect_task(task)
         found.update(names)
     return found
 
 
 @functools.cache
-def _inspect(task: str) -> tuple[Interface, tuple[str, ...]]:
+def inspect_task(task: str) -> tuple[Interface, tuple[str, ...]]:
     """The interface of a single task, and what it counts in episodes."""
     envs = make_vector(task, 1)
     try:

@@ -126,7 +126,7 @@ def test_a_run_survives_its_actors_its_learners_and_itself(
 
 @pytest.mark.parametrize("learners", [1, 2])
 def test_a_signal_to_the_whole_group_ends_with_a_checkpoint(learners: int, launches: Launches, tmp_path: Path) -> None:
-    """`timeout` and batch systems send SIGTERM to all processes of a group. Ray must live until it is written."""
+    """`timeout` sends SIGTERM to all processes of its group. Ray must live until the checkpoint is written."""
     folder = tmp_path / "run"
     words = ["--env=diagnostic:recall,delay=3", "--learners", learners, "--frames", 10**9, *TINY]
     process = launches.begin("--run", folder, "--stages", *words, "--checkpoint-seconds=1000")

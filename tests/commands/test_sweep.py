@@ -117,7 +117,7 @@ def test_a_killed_sweep_is_resumed_and_a_failing_trial_fails_alone(tmp_path: Pat
 
 
 def test_a_killed_trial_is_resumed_and_a_signal_to_the_group_stops_all(tmp_path: Path) -> None:
-    """As `timeout` and batch systems send it. Ctrl-C is such a signal, too."""
+    """As `timeout` sends it. Ctrl-C is such a signal, too."""
     folder = tmp_path / "sweep"
     mark = uuid.uuid4().hex
     words = ["compare", "--folder", folder, *SMALL, RECALL, NARROW, "--cores", "lstm", "gru"]
