@@ -110,6 +110,9 @@ def test_a_run_that_is_there_under_another_name_is_not_added(tmp_path: Path) -> 
     }
     assert twins(trials, others) == {}
 
+    # Nor is a run a twin of itself.
+    assert twins(trials, trials) == {}
+
 
 def test_what_is_refused_leaves_no_trace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A suite whose tasks cannot be tried, and trials that need more CPUs than there are, new or added."""
