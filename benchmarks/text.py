@@ -72,7 +72,7 @@ def variants(options: Options) -> dict[str, TextConfig]:
         learner = dataclasses.replace(preset.learner, device="cpu")
         if steps := options.steps:
             warmup = min(WARMUP, steps // 4)
-            learner = dataclasses.replace(learner, steps=steps, warmup_steps=warmup, decay_steps=steps - warmup)
+            learner = dataclasses.replace(learner, steps=steps, warmup_steps=warmup)
         if fields.get("compression_loss") == "bptt":
             # Section 5.2: gradients reach compression over twice the segments; half the rows, so the same tokens.
             rows = learner.batch_size // 2

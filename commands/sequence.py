@@ -155,12 +155,31 @@ def _evaluate(kind: str, options: Any) -> None:
     run = Run(options.run)
     data, model, checkpoint = _open_run(kind, options, console)
     found: dict[str, Any] = {"step": checkpoint.step}
+    path = run.evaluation_file(options.split)
+    earlier = _earlier(path)
     say(console, f"checkpoint {checkpoint.path}")
     with user_errors():
         for part in data.evaluate(model, options, functools.partial(counting, console)):
             found |= part
-            write_json(run.evaluation_file(options.split), found)
+            write_json(path, _other_analyses(earlier, found) | found)
             _print_tables(data.tables(part), console)
+
+
+def _earlier(path: Path) -> dict[str, Any]:
+    """An evaluation that is there already; empty if it cannot be read."""
+    try:
+        found = read_json(path)
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _other_analyses(earlier: dict[str, Any], found: dict[str, Any]) -> dict[str, Any]:
+    """What an earlier evaluation has beside its plain values, if it is of the same weights and was read alike."""
+    for name in ("step", "rows", "precision"):
+        if earlier.get(name) != found.get(name):
+            return {}
+    return {name: value for name, value in earlier.items() if isinstance(value, list | dict)}
 
 
 def _sample_text(options: TextSampleOptions) -> None:
@@ -176,11 +195,14 @@ def _sample_text(options: TextSampleOptions) -> None:
     reads_prompt = options.prompt == "-"
     prompt = sys.stdin.buffer.read() if reads_prompt else os.fsencode(options.prompt or "")
     tokens = torch.tensor([tokenization.encode_prompt(tokenizer, prompt)])
-    drawn = sample(model, tokens, options.length, options.temperature, options.top_p, options.seed)
+    # As in training. A line's end, which separates documents of words, resets nothing: most of them are inside.
+    resets = config.reset_at_starts and tokenizer.is_separator_only
+    document = tokenizer.separator if resets else None
+    drawn = sample(model, tokens, options.length, options.temperature, options.top_p, options.seed, document=document)
 
     # A prompt that was typed is printed before its continuation.
     if not reads_prompt:
-        print(prompt.decode(errors="replace"), end="", flush=True)
+        print(tokenization.before_continuation(tokenizer, prompt), end="", flush=True)
     decode = tokenizer.decoder()
     for token in drawn:
         print(decode(int(token)), end="", flush=True)

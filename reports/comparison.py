@@ -286,8 +286,13 @@ def _last_scores(path: Path, rows: Sequence[Mapping[str, Any]], kind: Kind) -> d
 
 
 def text_name(config: Any) -> str:
-    """The name of a text: that of its folder or corpus."""
-    return Path(config.path).name if config.corpus == "folder" else config.corpus
+    """The name of a text: that of its folder or corpus. With words as tokens also the vocabulary: a loss of other words
+    is a loss of another text."""
+    name = Path(config.path).name if config.corpus == "folder" else config.corpus
+    if config.tokens != "words":
+        return name
+    words = "all" if config.vocabulary is None else f"{config.vocabulary:,}"
+    return f"{name} ({words} words)"
 
 
 def require_equal_data(corpora: Sequence[tuple[Any, str, str]]) -> None:

@@ -44,8 +44,8 @@ class SequenceLearnerConfig(Checked):
     """Learning rate at which warm-up begins and the cosine ends."""
     warmup_steps: Count = 4_000
     """Steps of linear warm-up."""
-    decay_steps: Count = 100_000
-    """Steps of the cosine after warm-up."""
+    decay_steps: Count | None = 100_000
+    """Steps of the cosine after warm-up; none for all that are left."""
     adam_beta1: Decay = 0.9
     """Decay of the mean of the gradient."""
     adam_beta2: Decay = 0.999
@@ -90,7 +90,10 @@ class SequenceLearnerConfig(Checked):
         span = self.learning_rate - least
         if step < self.warmup_steps:
             return least + span * step / self.warmup_steps
-        progress = min(1.0, (step - self.warmup_steps) / max(1, self.decay_steps))
+        decay_steps = self.decay_steps
+        if decay_steps is None:
+            decay_steps = self.steps - self.warmup_steps
+        progress = min(1.0, (step - self.warmup_steps) / max(1, decay_steps))
         return least + span * (1 + math.cos(math.pi * progress)) / 2
 
     def steps_of_update(self, step: int) -> int:
@@ -187,7 +190,7 @@ def short_training(
         learning_rate=learning_rate,
         least_learning_rate=least_learning_rate,
         warmup_steps=100,
-        decay_steps=steps - 100,
+        decay_steps=None,
         max_gradient_norm=1.0,
         late_start=None,
     )

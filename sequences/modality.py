@@ -149,10 +149,14 @@ class Modality(ABC):
             steps = self.config.learner.sequence_length
         done = 0
         with count(activity, len(part.tokens) - 1, "tokens") as show:
-            for batch in one_pass(part.tokens, rows, steps, self._starts(part)):
+            for batch in one_pass(part.tokens, rows, steps, self._cuts(part, rows)):
                 yield batch
                 done += int((batch.targets != IGNORE).sum())
                 show(done)
+
+    def _cuts(self, part: Any, rows: int) -> Any:
+        """Where memory is empty in `batches` of so many rows; None for the beginnings of the rows alone."""
+        return self._starts(part)
 
     def _starts(self, part: Any) -> Any:
         """Where the memory is reset in a part of the data, or None."""

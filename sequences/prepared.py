@@ -8,14 +8,15 @@ import hashlib
 import itertools
 import os
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from sequences.splits import is_hidden, warn_of_splits
-from storage.files import flush, read_json, write_json
+from storage.files import build_once, flush, read_json, write_json
 
 Reader = Callable[[], Iterable[np.ndarray]]
 """Reads a file: the contents that are documents of their own, such as one waveform."""
@@ -25,12 +26,26 @@ class Unreadable(ValueError):
     """A file that cannot be used; the message names it."""
 
 
-def leave_out(error: Unreadable, allowed: bool) -> None:
-    """Warns of a file that is left out; raises the error instead if the user does not allow that."""
+def leave_out(error: Unreadable, allowed: bool) -> str:
+    """Warns of a file that is left out, and returns what it said; raises the error if the user does not allow that."""
     if not allowed:
         raise type(error)(f"{error} (skip_unreadable leaves such files out)") from error
     # Names of files need not be UTF-8.
-    warnings.warn(f"left out {error}".encode(errors="backslashreplace").decode(), stacklevel=3)
+    told = f"left out {error}".encode(errors="backslashreplace").decode()
+    warnings.warn(told, stacklevel=3)
+    return told
+
+
+def build_corpus(target: Path, build: Callable[[Path], None]) -> None:
+    """As `build_once`; if the corpus is there already, warns of files that it lacks because they could not be used."""
+    is_there = target.exists()
+    build_once(target, build)
+    if not is_there:
+        return  # `build` has warned of each of them
+    with suppress(OSError, ValueError, AttributeError):  # `open_splits` says what is wrong
+        left_out = read_json(target / "corpus.json").get("left_out")
+        if left_out:
+            warnings.warn(f"without {len(left_out)} files that could not be used, such as: {left_out[0]}", stacklevel=3)
 
 
 def named_files(path: str, pattern: str, suffixes: tuple[str, ...], expected: str) -> dict[str, Path]:
@@ -114,7 +129,7 @@ def write_split(folder: Path, split: str, parts: Iterable[np.ndarray], vocabular
 def write_corpus(
     folder: Path,
     described: Mapping[str, object],
-    parts: Mapping[str, Mapping[str, Reader]],
+    divided: Callable[[Collection[str]], Mapping[str, Mapping[str, Reader]]],
     vocabulary: int,
     skip_unreadable: bool,
     show: Callable[[int, int], None],
@@ -123,8 +138,9 @@ def write_corpus(
     """Writes the splits of a corpus of files and its `corpus.json`. Of equal contents only the first is written.
 
     Args:
-        described: what `corpus.json` has beside the splits and the digest of all contents.
-        parts: files by split and name.
+        described: what `corpus.json` has beside the splits, the digest of all contents, and what was left out.
+        divided: files by split and name, without those of the names that it is called with. These cannot be used; it
+            is called with them if nothing is left of a split otherwise.
         vocabulary: tokens are less than that.
         skip_unreadable: whether files that raise `Unreadable` are left out with a warning.
         show: is called with the number of files done, and of all.
@@ -133,6 +149,38 @@ def write_corpus(
     Raises:
         Unreadable: if a file cannot be used.
         ValueError: if nothing is left of a split.
+    """
+    left_out: dict[str, str] = {}  # by name, what was said
+
+    def leave_out_named(name: str, error: Unreadable) -> None:
+        left_out[name] = leave_out(error, skip_unreadable)
+
+    while True:
+        num_left_out = len(left_out)
+        parts = divided(left_out.keys())
+        splits, digest = _write_splits(folder, parts, vocabulary, show, encode, leave_out_named)
+        empty = [split for split, places in splits.items() if places["tokens"] < 2]
+        if not empty:
+            break
+        # Perhaps a split had no other files than those that cannot be used. If so, the others are divided anew.
+        if len(left_out) == num_left_out:
+            found = splits[empty[0]]["tokens"]
+            raise ValueError(f"corpus: expected data in the {empty[0]} split, got {found} tokens that differ")
+    said = list(left_out.values())
+    write_json(folder / "corpus.json", {**described, "digest": digest, "splits": splits, "left_out": said})
+
+
+def _write_splits(
+    folder: Path,
+    parts: Mapping[str, Mapping[str, Reader]],
+    vocabulary: int,
+    show: Callable[[int, int], None],
+    encode: Callable[[np.ndarray], np.ndarray],
+    leave_out: Callable[[str, Unreadable], None],
+) -> tuple[dict[str, Any], str]:
+    """The places of each split that is written, with the "files" of its contents, and the digest of all contents.
+
+    `leave_out` is called with the name of a file that cannot be used, and the error.
     """
     numbers = itertools.count(1)
     total = sum(map(len, parts.values()))
@@ -145,7 +193,7 @@ def write_corpus(
             try:
                 contents = read()
             except Unreadable as error:
-                leave_out(error, skip_unreadable)
+                leave_out(name, error)
                 continue
             show(next(numbers), total)
             for content in contents:
@@ -163,10 +211,8 @@ def write_corpus(
     for split in parts:
         files: list[str] = []
         places = write_split(folder, split, documents(split, files), vocabulary)
-        if places["tokens"] < 2:
-            raise ValueError(f"corpus: expected data in the {split} split, got {places['tokens']} tokens that differ")
         splits[split] = {**places, "files": files}
-    write_json(folder / "corpus.json", {**described, "digest": digest.hexdigest(), "splits": splits})
+    return splits, digest.hexdigest()
 
 
 def open_splits(folder: Path) -> tuple[dict[str, Any], dict[str, tuple[np.ndarray, np.ndarray]]]:

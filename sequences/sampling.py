@@ -31,6 +31,7 @@ def sample(
     top_p: float = 1.0,
     seed: int = 0,
     chunk: int = 512,
+    document: int | None = None,
 ) -> Iterator[Tensor]:
     """Yields the next tokens, [B] int64 on the CPU, as soon as they are drawn.
 
@@ -40,6 +41,7 @@ def sample(
         temperature: logits are divided by it; 0 takes the most probable token. The nucleus is taken after that.
         top_p: probability of the nucleus; 1 for all tokens (the paper's text samples have 0.98).
         chunk: tokens of the prompts in one call.
+        document: the token at which documents begin and memory is reset; None never resets it.
     """
     model.eval()
     generator = torch.Generator().manual_seed(seed)
@@ -50,19 +52,24 @@ def sample(
     num_read = prompts.shape[1] - 1
     for begin in range(0, num_read, chunk):
         tokens = prompts[:, begin : min(begin + chunk, num_read)]
-        no_reset = torch.zeros_like(tokens, dtype=torch.bool)
         # With targets (any) the model does not compute a large vocabulary's probabilities for each token.
-        state = model(tokens, no_reset, state, targets=tokens).state
+        state = model(tokens, _resets(tokens, document), state, targets=tokens).state
 
     tokens = prompts[:, -1:]
-    no_reset = torch.zeros_like(tokens, dtype=torch.bool)
     for _ in range(length):
-        output = model(tokens, no_reset, state)
+        output = model(tokens, _resets(tokens, document), state)
         state = output.state
         log_probs = output.log_probs[:, 0].cpu().double()
         drawn = _draw(log_probs, temperature, top_p, generator)
         tokens = drawn[:, None].to(tokens.device)
         yield drawn
+
+
+def _resets(tokens: Tensor, document: int | None) -> Tensor:
+    """True where a document begins; see `sample`."""
+    if document is None:
+        return torch.zeros_like(tokens, dtype=torch.bool)
+    return tokens == document
 
 
 def _draw(log_probs: Tensor, temperature: float, top_p: float, generator: torch.Generator) -> Tensor:

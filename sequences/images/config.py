@@ -25,6 +25,9 @@ class CorpusConfig(Checked):
     """Pixels of a column. Images are cut to this shape around their middle, and resized."""
     width: Pixels = 16
     """Pixels of a row."""
+    split_by: Literal["file", "folder"] = "file"
+    """What is in one split as a whole: a file, or all files of a folder, such as the frames of a video. Only the files
+    of a folder follow each other in the order of their names."""
     skip_unreadable: bool = False
     """Leave out damaged files with a warning, instead of an error at the first."""
 
@@ -45,11 +48,13 @@ class ImagesConfig(SequenceConfig):
         *SequenceConfig.fixed,
         "corpus.height",
         "corpus.width",
+        "corpus.split_by",
         "corpus.skip_unreadable",
     )
 
     reset_at_starts: bool = True
-    """Reset the memory where an image starts; otherwise it also holds the images before, such as frames of a video."""
+    """Reset the memory where an image starts; otherwise it also holds the images before, such as frames of a video
+    (with --corpus.split-by folder)."""
     corpus: CorpusConfig = field(default_factory=CorpusConfig)
     """The images."""
     model: CoreConfig = field(default_factory=CompressiveTransformerConfig)

@@ -1,23 +1,33 @@
 """Corpora of images: folders of PNG and JPEG files, or views of the rooms level, as memory-mapped tokens.
 
 They are built once. An image is the token `START`, then its bytes in raster order: red, green and blue of each pixel.
-Files, or episodes of the level, are in one split as a whole; of equal images only one is used.
+Files or folders, or episodes of the level, are in one split as a whole; of equal images only one is used.
 """
 
 import functools
 import hashlib
 import json
+import re
 import warnings
-from collections.abc import Callable
-from pathlib import Path
+from collections import defaultdict
+from collections.abc import Callable, Collection
+from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 
 import numpy as np
 from PIL import Image, ImageOps
 
 from sequences.images.config import ROOMS, CorpusConfig
-from sequences.prepared import Reader, Unreadable, divide, identity_of, named_files, open_splits, write_corpus
-from storage.files import build_once
+from sequences.prepared import (
+    Reader,
+    Unreadable,
+    build_corpus,
+    divide,
+    identity_of,
+    named_files,
+    open_splits,
+    write_corpus,
+)
 
 START = 256
 """The token before an image."""
@@ -49,14 +59,19 @@ class Split(NamedTuple):
         without_start = of_images[:, 1:].astype(np.uint8)
         return without_start.reshape(-1, *shape)
 
-    def thin(self, images: int | None) -> "Split":
-        """At most so many images, spread evenly over the split; None for all."""
+    def thin(self, images: int | None, pieces: int | None = None) -> "Split":
+        """At most so many images, None for all: in so many pieces spread evenly over the split, None for single images.
+
+        In a piece are images that follow each other."""
         total = len(self.starts)
         if images is None or images >= total:
             return self
-        numbers = np.arange(images)
-        chosen = self.tokens.reshape(total, -1)[numbers * total // images]
-        return Split(chosen.ravel(), numbers * chosen.shape[1])
+        pieces = pieces or images
+        in_piece = np.arange(images // pieces)
+        begins = np.arange(pieces) * total // pieces
+        numbers = (begins[:, None] + in_piece).ravel()
+        chosen = self.tokens.reshape(total, -1)[numbers]
+        return Split(chosen.ravel(), np.arange(len(numbers)) * chosen.shape[1])
 
 
 def prepare(config: CorpusConfig, cache: Path, show: Callable[[int, int], None] = lambda done, total: None) -> Path:
@@ -74,19 +89,36 @@ def prepare(config: CorpusConfig, cache: Path, show: Callable[[int, int], None] 
     else:
         sources, identity = _files(config)
     identity |= {"format": _FORMAT, "shape": config.shape}
+    is_by_folder = config.path != ROOMS and config.split_by == "folder"
+    if is_by_folder:
+        identity["split_by"] = "folder"
     key = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:16]
     name = Path(config.path).name
     target = cache / f"{name}-{config.height}x{config.width}-{key}"
 
-    def build(folder: Path) -> None:
-        sizes = dict.fromkeys(sources, 1.0)  # all count the same
-        names = divide(sizes, SHARES)
-        parts = {}
-        for split in SPLITS:
-            parts[split] = {source: sources[source] for source in names[split]}
-        write_corpus(folder, {"name": name}, parts, START + 1, config.skip_unreadable, show, _encode)
+    def divided(left_out: Collection[str]) -> dict[str, dict[str, Reader]]:
+        """The sources of each split."""
+        units: dict[str, list[str]] = defaultdict(list)
+        for source in sources:
+            if source not in left_out:
+                unit = str(PurePosixPath(source).parent) if is_by_folder else source
+                units[unit].append(source)
+        if len(units) < len(SPLITS):
+            files = "folders with images" if is_by_folder else "PNG or JPEG files"
+            expected = f"at least {len(SPLITS)} {files} in {config.path} for training, validation and test"
+            raise ValueError(f"corpus: expected {expected}, got {len(units)}")
 
-    build_once(target, build)
+        sizes = {unit: float(len(names)) for unit, names in units.items()}
+        parts: dict[str, dict[str, Reader]] = {}
+        for split, chosen in divide(sizes, SHARES).items():
+            names = [name for unit in chosen for name in units[unit]]
+            parts[split] = {name: sources[name] for name in names}
+        return {split: parts[split] for split in SPLITS}
+
+    def build(folder: Path) -> None:
+        write_corpus(folder, {"name": name}, divided, START + 1, config.skip_unreadable, show, _encode)
+
+    build_corpus(target, build)
     return target
 
 
@@ -105,13 +137,16 @@ def open_built(folder: Path) -> tuple[str, dict[str, Split], str]:
 def _files(config: CorpusConfig) -> tuple[dict[str, Reader], dict[str, Any]]:
     """The folder's files by name, and their identity for the cache."""
     files = named_files(config.path, "*", SUFFIXES, f"a folder of PNG or JPEG files, or {ROOMS!r}")
-    if len(files) < len(SPLITS):
-        expected = f"at least {len(SPLITS)} PNG or JPEG files in {config.path} for training, validation and test"
-        raise ValueError(f"corpus: expected {expected}, got {len(files)}")
     sources: dict[str, Reader] = {}
-    for name, path in files.items():
-        sources[name] = functools.partial(_read_file, path, config.shape)
+    for name in sorted(files, key=_natural_order):
+        sources[name] = functools.partial(_read_file, files[name], config.shape)
     return sources, identity_of(config.path, files) | {"skip": config.skip_unreadable}
+
+
+def _natural_order(name: str) -> list[tuple[int, str]]:
+    """Sorts names with numbers by these: frame-9.png before frame-10.png."""
+    parts = re.split(r"(\d+)", name)
+    return [(int(part), "") if part.isdecimal() else (-1, part) for part in parts]
 
 
 def _read_file(path: Path, shape: tuple[int, int, int]) -> list[np.ndarray]:

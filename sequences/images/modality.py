@@ -27,6 +27,8 @@ CHANNELS = ("red", "green", "blue")
 HALVES = ("first", "second")
 NUM_GROUPS = len(HALVES) * len(CHANNELS)
 """Groups of an image's bytes whose losses are measured: half and channel."""
+IMAGES_OF_ROW = 32
+"""At least, in evaluations in which memory also holds the images before."""
 
 
 class Images(Modality):
@@ -63,7 +65,7 @@ class Images(Modality):
         images = None
         if self.config.evaluate_tokens is not None:
             images = max(1, self.config.evaluate_tokens // (self.size + 1))
-        measured = self.measure(model, self.splits["valid"].thin(images))
+        measured = self.measure(model, self.held_out("valid", images))
         return {"valid/nll": measured["nats"], "valid/bits_per_dim": measured["bits_per_dim"]}
 
     def evaluate(
@@ -72,7 +74,7 @@ class Images(Modality):
         """See `Modality`: bits a dimension, beside those of a uniform distribution and of PNG files."""
         options = options or ImagesEvaluation()
         model, sizes = resized(model, options)
-        part = self.splits[options.split].thin(options.images)
+        part = self.held_out(options.split, options.images)
         measured = self.measure(model, part, count, f"measuring {options.split}")
         yield {"split": options.split, **measured, "uniform": 8.0, "png": png_bits(part.images(self.shape)), **sizes}
 
@@ -89,10 +91,33 @@ class Images(Modality):
                 found["drawn"] = f"none: {error}"
         return found
 
+    def held_out(self, split: str, images: int | None) -> Split:
+        """A split or, spread over it, at most so many of its images; see `_rows`."""
+        pieces = None
+        if images is not None and not self.config.reset_at_starts:
+            pieces = self._rows(images)
+        return self.splits[split].thin(images, pieces)
+
+    def _rows(self, images: int) -> int:
+        """Parts in which so many images are read side by side: the rows of a batch.
+
+        If memory also holds the images before, a row has many: the first of each is read with empty memory.
+        """
+        if self.config.reset_at_starts:
+            return min(images, self.config.learner.batch_size)
+        return max(1, min(images // IMAGES_OF_ROW, self.config.learner.batch_size))
+
+    def _cuts(self, part: Split, rows: int) -> np.ndarray:
+        """See `Modality`. A row begins with an image: inside of one, the model would not know the place of a byte."""
+        if self.config.reset_at_starts:
+            return part.starts
+        first_images = -(-np.arange(rows) * len(part.starts) // rows)  # rounded up, as they begin in their row's part
+        return part.starts[first_images]
+
     def measure(self, model: Any, part: Split, count: Counting = quiet, activity: str = "measuring") -> dict[str, Any]:
         """Negative log-likelihood: "nats" and "bits_per_dim" a byte, bits by "channel" and "half", and the "images"."""
         learner = self.config.learner
-        rows = min(len(part.starts), learner.batch_size)
+        rows = self._rows(len(part.starts))
 
         # The group of each byte of an image. START is in one of its own, which is not among the measures.
         place = np.arange(self.size)
@@ -103,7 +128,7 @@ class Images(Modality):
 
         # A second pass beside that of the tokens reads the groups of the same places.
         groups = np.tile(groups_of_image, len(part.starts))
-        second = one_pass(groups, rows, learner.sequence_length, self._starts(part))
+        second = one_pass(groups, rows, learner.sequence_length, self._cuts(part, rows))
 
         def group_of(batch: Batch) -> np.ndarray:
             return next(second).targets.numpy()

@@ -48,6 +48,17 @@ LOUDEST = float(_expand(np.array(1 + 1 / _MU)))
 """Samples up to 1.02, half a level beyond 1, are as near to the last level as others are to theirs."""
 
 
+def quieter(waveform: np.ndarray) -> np.ndarray:
+    """The waveform, or, if it has samples beyond `LOUDEST`, one that is as much quieter as they need to be within 1.
+
+    Clipped, it would be another sound.
+    """
+    peak = np.abs(waveform).max(initial=0.0)
+    if peak <= LOUDEST:
+        return waveform
+    return waveform / peak
+
+
 def info(path: Path) -> tuple[int, int]:
     """Samples per second, and samples of each channel, from a file's header.
 

@@ -9,7 +9,7 @@ import json
 import math
 import re
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import asdict, dataclass
 from pathlib import Path, PurePosixPath
 from typing import Annotated, Any, Literal, NamedTuple
@@ -17,14 +17,23 @@ from typing import Annotated, Any, Literal, NamedTuple
 import numpy as np
 
 from agent.core.fields import Checked, Range
-from sequences.prepared import digest_of, divide, identity_of, leave_out, named_files, open_splits, write_corpus
+from sequences.prepared import (
+    Reader,
+    build_corpus,
+    digest_of,
+    divide,
+    identity_of,
+    leave_out,
+    named_files,
+    open_splits,
+    write_corpus,
+)
 from sequences.speech import audio, synthetic
-from storage.files import build_once
 
 SYNTHETIC = "synthetic"
 """The corpus that needs no files."""
 SPLITS = ("train", "validation", "test")
-_FORMAT = 3
+_FORMAT = 4
 _VOICES = 12
 _UTTERANCES = 10
 _Share = Annotated[float, Range(0, 0.5, above=True, below=True)]
@@ -140,16 +149,22 @@ def prepare(config: CorpusConfig, cache: Path, show: Callable[[int, int], None] 
         waveform = source.waveform(rate)
         if config.remove_offset:
             waveform = waveform - waveform.mean()
-        return [audio.encode(waveform)]
+        # Without its offset, or at another rate, a loud sound may be beyond the last level.
+        return [audio.encode(audio.quieter(waveform))]
+
+    def divided(left_out: Collection[str]) -> dict[str, dict[str, Reader]]:
+        """The files of each split."""
+        usable = [source for source in sources if source.name not in left_out]
+        parts: dict[str, dict[str, Reader]] = {}
+        for split, part in _divide(usable, config).items():
+            parts[split] = {source.name: functools.partial(read, source) for source in part}
+        return parts
 
     def build(folder: Path) -> None:
-        parts = {}
-        for split, part in _divide(sources, config).items():
-            parts[split] = {source.name: functools.partial(read, source) for source in part}
         described = {"name": name, "sample_rate": rate}
-        write_corpus(folder, described, parts, audio.LEVELS, config.skip_unreadable, show)
+        write_corpus(folder, described, divided, audio.LEVELS, config.skip_unreadable, show)
 
-    build_once(target, build)
+    build_corpus(target, build)
     return target
 
 

@@ -31,16 +31,17 @@ FOLDERS = {"train": "train", "valid": "validation", "test": "test"}
 
 
 class Document(NamedTuple):
-    """A file, or a range of its bytes."""
+    """A file, or a range of its bytes. `is_beginning`: it may end inside a character."""
 
     path: Path
     begin: int = 0
     end: int | None = None
+    is_beginning: bool = False
 
     def read(self) -> bytes:
         """Returns the bytes, without a byte order mark. Raises a ValueError that names the place if the file is not
         UTF-8."""
-        return _read_utf8(self.path)[self.begin : self.end]
+        return _read_utf8(self.path, self.is_beginning)[self.begin : self.end]
 
 
 Corpus = dict[str, list[Document]]
@@ -55,7 +56,7 @@ _OTHER_MARKS = {
 
 
 @lru_cache(maxsize=1)
-def _read_utf8(path: Path) -> bytes:
+def _read_utf8(path: Path, is_beginning: bool = False) -> bytes:
     if not path.is_file():
         raise FileNotFoundError(f"{path}: expected a file, found none")
     data = path.read_bytes()
@@ -74,7 +75,7 @@ def _read_utf8(path: Path) -> bytes:
     if nul > len(data) / 4:
         raise ValueError(f"{path}: expected UTF-8, got {nul} NUL bytes of {len(data)}, as UTF-16 and binary files have")
     try:
-        data.decode()
+        codecs.getincrementaldecoder("utf-8")().decode(data, final=not is_beginning)
     except UnicodeDecodeError as error:
         raise ValueError(f"{path}: expected UTF-8, got byte 0x{data[error.start]:02x} at {error.start}") from error
     return data.removeprefix(codecs.BOM_UTF8)
@@ -99,9 +100,12 @@ def python_source(path: Path | None = None) -> Corpus:
 def enwik8(path: Path) -> Corpus:
     """The first 100 MB of Wikipedia: 90, 5 and 5 MB. A shorter beginning of it is cut in the same proportions."""
     file = path / "enwik8" if path.is_dir() else path
-    size = len(_read_utf8(file))
+    size = len(_read_utf8(file, is_beginning=True))
     bounds = [0, round(size * SHARES[0]), round(size * (SHARES[0] + SHARES[1])), size]
-    return {split: [Document(file, begin, end)] for split, (begin, end) in zip(SPLITS, pairwise(bounds))}
+    corpus = {}
+    for split, (begin, end) in zip(SPLITS, pairwise(bounds)):
+        corpus[split] = [Document(file, begin, end, is_beginning=True)]
+    return corpus
 
 
 def wikitext103(path: Path) -> Corpus:

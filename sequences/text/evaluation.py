@@ -194,9 +194,10 @@ def _buckets(weights: Tensor) -> Tensor:
 
 
 def compression_loss(model: SequenceModel, batches: Iterable[Batch]) -> dict[str, float]:
-    """Figure 6: the compression loss by layer, a mean over the batches after memory is full.
+    """Figure 6: the compression loss by layer, a mean over its terms after memory is full.
 
-    Empty if the core has no such loss, or the text is too short to fill memory.
+    Where memory is reset, segments have no term until something is compressed again. Empty if the core has no such
+    loss, or the text is too short to fill memory.
 
     Raises:
         ValueError: if the core has no attention.
@@ -208,16 +209,16 @@ def compression_loss(model: SequenceModel, batches: Iterable[Batch]) -> dict[str
         if steps is None:
             steps = layer.sizes.slots
         steps_until_full = max(steps_until_full, steps)
-    count = 0
     seen = 0
     sums: dict[str, float] = defaultdict(float)
+    terms: dict[str, float] = defaultdict(float)
     for batch, output in predict(model, batches, cached=False, gradients=True):
         seen += batch.tokens.shape[1]
         if seen > steps_until_full:
-            count += 1
             for name, loss in output.losses.items():
-                sums[name] += loss.value.item()
-    return {name: value / count for name, value in sums.items()}
+                sums[name] += float(loss.total.detach().double().sum())
+                terms[name] += float(loss.count.sum())
+    return {name: sums[name] / count for name, count in terms.items() if count}
 
 
 def require_attention(model: SequenceModel) -> Transformer:

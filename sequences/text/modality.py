@@ -71,6 +71,8 @@ class Text(Modality):
 
         # Impossible options are refused before the first measure, which may take hours.
         sizes = [_parse_size(words) for words in options.sizes]
+        for size in sizes:
+            model.resized(**size)
         if options.attention or options.compression:
             evaluation.require_attention(model)
 

@@ -25,6 +25,7 @@ class Bytes:
 
     vocabulary = 256
     separator = 0
+    is_separator_only = True
 
     def encode(self, text: bytes) -> np.ndarray:
         return np.frombuffer(text, np.uint8)
@@ -44,6 +45,8 @@ class Words:
     The most frequent words come first, as the adaptive softmax needs them. `<eos>` also separates documents. Words that
     are rare, or do not occur in the training split, are `<unk>`.
     """
+
+    is_separator_only = False
 
     def __init__(self, words: list[str]) -> None:
         self.words = words
@@ -97,6 +100,12 @@ def _words(text: bytes) -> Iterator[str]:
         yield END
 
 
+def count_words(text: bytes) -> int:
+    """How many words a text has between white space, that of Unicode."""
+    lines = text.decode("utf-8", errors="replace").splitlines()
+    return sum(len(line.split()) for line in lines)
+
+
 def _line_end(text: bytes) -> bytes:
     """What ends the lines of a text: a line feed (also after a carriage return) or, without any, a carriage return."""
     if b"\r" in text and b"\n" not in text:
@@ -110,9 +119,13 @@ class Subwords:
     The paper used the SubwordTextEncoder of tfds, which is not maintained; this is also an open vocabulary.
     """
 
+    is_separator_only = True
+
     def __init__(self, model: str) -> None:
         self.library = import_extra("tokenizers", "text", "--tokens subwords")
         self.tokenizer = self.library.Tokenizer.from_str(model)
+        # A text that has the separator's name in it is text.
+        self.tokenizer.encode_special_tokens = True
         self.vocabulary = self.tokenizer.get_vocab_size()
         self.separator = self.tokenizer.token_to_id(DOCUMENT)
 
@@ -165,6 +178,7 @@ def _paragraphs(text: bytes) -> list[str]:
 Tokenizer = Bytes | Words | Subwords
 """Tokens are 0 to `vocabulary` - 1; the token `separator` stands before every document.
 
+is_separator_only: whether the separator is in no text, so that it tells where documents begin.
 encode: the tokens of UTF-8 text, [N] integers without a separator.
 decoder: a function that is called with each token in turn, and returns the text that the token completes.
 to_plain: what JSON can hold; `from_plain` makes the tokenizer of it again.
@@ -195,6 +209,15 @@ def encode_prompt(tokenizer: Tokenizer, prompt: bytes) -> list[int]:
     if isinstance(tokenizer, Words) and tokens and not prompt.endswith(_line_end(prompt)):
         tokens.pop()  # the last line is not complete
     return [tokenizer.separator, *tokens]
+
+
+def before_continuation(tokenizer: Tokenizer, prompt: bytes) -> str:
+    """A prompt as text, after which a decoder's text can be printed: with words, a space follows the last one."""
+    text = prompt.decode(errors="replace")
+    is_inside_line = bool(text) and not text[-1].isspace()
+    if isinstance(tokenizer, Words) and is_inside_line:
+        return f"{text} "
+    return text
 
 
 def from_plain(plain: Any) -> Tokenizer:

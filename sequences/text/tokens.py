@@ -96,7 +96,7 @@ def prepare(
             """The tokens of each document, after a separator; adds the bytes and words of their texts to `sizes`."""
             for document in documents:
                 text = document.read()
-                sizes.update(bytes=len(text), words=len(text.split()))
+                sizes.update(bytes=len(text), words=tokenization.count_words(text))
                 tokens = tokenizer.encode(text)
                 separator = np.array([tokenizer.separator], tokens.dtype)
                 yield np.concatenate([separator, tokens])
@@ -145,4 +145,7 @@ def _digest(name: str, corpus: Corpus, kind: str, vocabulary: int | None) -> str
             data = document.read()
             digest.update(f"{split} {len(data)} ".encode())
             digest.update(hashlib.sha256(data).digest())
+            # Until November 2026 this became a separator.
+            if kind == "subwords" and tokenization.DOCUMENT.encode() in data:
+                digest.update(b"text")
     return digest.hexdigest()

@@ -5,6 +5,7 @@ import dataclasses
 import html
 import importlib.util
 import io
+import itertools
 import json
 import shutil
 from collections.abc import Callable, Iterable, Sequence
@@ -597,6 +598,19 @@ def test_runs_of_sequences_are_compared_by_their_loss(kind: str, tmp_path: Path,
     # Another corpus.
     another = make_sequence_run(tmp_path / "other", config, [2.0], {measure: 2.0} | others, digest="b")
     cli.refuse("compare", "--from", *runs[1:], another, words="mixed corpora: expected runs on the same data")
+
+
+def test_runs_of_other_words_are_not_compared(tmp_path: Path, cli: Commands) -> None:
+    """With three words nearly all of a text is unknown, and easily told."""
+    runs = []
+    for tokens, vocabulary, loss in [("words", 3, 1.9), ("words", 5_000, 4.9), ("bytes", None, 7.6)]:
+        config = dataclasses.replace(PRESETS["text"]("cpu", "lstm"), tokens=tokens, vocabulary=vocabulary)
+        summary = {"word_perplexity": loss}
+        runs.append(make_sequence_run(tmp_path / f"{tokens}{vocabulary}", config, [loss], summary, digest=str(loss)))
+    for pair in itertools.combinations(runs, 2):
+        printed = cli.run("compare", "--from", *pair, "--folder", tmp_path / "out")
+        assert "Each corpus is compared by itself: mixed corpora: expected every variant on each of python" in printed
+        shutil.rmtree(tmp_path / "out")
 
 
 def test_runs_of_two_kinds_are_refused(make_run: MakeRun, tmp_path: Path, cli: Commands) -> None:

@@ -17,7 +17,7 @@ import pytest
 import tyro
 
 from benchmarks.text import Options
-from commands import main
+from commands import main, sequence
 from storage.metrics import last_metrics, read_metrics
 from tests.commands.cli import (
     COMPRESSIVE_TEXT,
@@ -132,6 +132,18 @@ def test_evaluate_measures_all_that_is_asked_for(trained: Path, cli: Commands) -
     assert found["dynamic"]["bits_per_byte"] != found["bits_per_byte"]
     assert (found["step"], found["rows"], found["dynamic"]["learning_rate"]) == (40, 8, 0.001)
 
+    # What is refused changes nothing; what is measured alike, but less of it, keeps the rest.
+    cli.refuse("text", "evaluate", trained, "--rows=8", "--sizes", "8:16", "64:0", words="compressed_size: expected")
+    assert measured(trained, "-test") == found
+    cli.run("text", "evaluate", trained, "--rows=8", "--sizes", "8:8")
+    again = measured(trained, "-test")
+    assert [each["compressed_size"] for each in again.pop("sizes")] == [8]
+    assert {name: again[name] for name in again if name != "tokens_per_second"} == {
+        name: found[name] for name in found if name not in ("sizes", "tokens_per_second")
+    }
+    cli.run("text", "evaluate", trained, "--rows=4")
+    assert not {"sizes", "frequency", "dynamic"} & measured(trained, "-test").keys(), "read in other rows"
+
 
 def test_checkpoints_that_are_skipped_are_named(fresh: Callable[[], Path], cli: Commands) -> None:
     run = fresh()
@@ -180,6 +192,19 @@ def test_sample_continues_a_prompt(trained: Path, cli: Commands, monkeypatch: py
     monkeypatch.setattr("sys.stdin", types.SimpleNamespace(buffer=io.BytesIO(b"def function" * 500)))
     said = cli.run("text", "sample", trained, "--prompt=-", "--length=5", "--temperature=0")
     assert len(said.strip("\n")) <= 6
+
+
+@pytest.mark.parametrize(("tokens", "resets"), [("bytes", 0), ("words", None)])
+def test_sampling_resets_memory_as_training_did(
+    tokens: str, resets: int | None, corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where a document begins; with words, the end of a line is mostly none."""
+    run = tmp_path / "run"
+    main(options(corpus, run, 2, f"--tokens={tokens}", "--reset-at-starts"))
+    asked = []
+    monkeypatch.setattr(sequence, "sample", lambda *_, document: asked.append(document) or [])
+    main(["text", "sample", str(run)])
+    assert asked == [resets]
 
 
 @pytest.mark.parametrize("core", ["local", "lstm"])

@@ -94,6 +94,14 @@ def test_warm_up_and_cosine() -> None:
         assert SequenceLearnerConfig().learning_rate_at(step) == pytest.approx(rate)
 
 
+def test_a_cosine_over_all_that_is_left() -> None:
+    config = SequenceLearnerConfig(steps=300, warmup_steps=100, decay_steps=None, least_learning_rate=0.0)
+    rates = [config.learning_rate_at(step) for step in (50, 100, 200, 300)]
+    assert rates == pytest.approx([1.5e-4, 3e-4, 1.5e-4, 0.0])
+    # Fewer steps than the warm-up has.
+    assert SequenceLearnerConfig(steps=40, warmup_steps=100, decay_steps=None).learning_rate_at(40) < 3e-4
+
+
 def test_updates_become_rarer() -> None:
     """From step 3 on an update has four steps; the last one has what is left of twelve."""
     learner = make_learner(late_start=3, late_accumulation_steps=4)

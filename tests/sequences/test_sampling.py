@@ -51,6 +51,22 @@ def test_draws_are_those_of_one_call_over_everything(model: SequenceModel, tempe
         assert torch.equal(drawn[:, step], expected)
 
 
+@pytest.mark.parametrize("chunk", [7, 512])
+def test_memory_is_reset_where_documents_begin(model: SequenceModel, chunk: int) -> None:
+    """In the prompts and in what is drawn, as in training with `reset_at_starts`."""
+    drawn = draw(model, PROMPTS, 40, seed=5, chunk=chunk, document=3)
+    whole = torch.cat([PROMPTS, drawn], dim=1)
+    assert (PROMPTS == 3).any()
+    assert (drawn == 3).any()
+    with torch.no_grad():
+        output = model(whole, whole == 3, model.initial_state(2))
+    generator = torch.Generator().manual_seed(5)
+    for step in range(40):
+        found = output.log_probs[:, PROMPTS.shape[1] - 1 + step]
+        expected = torch.multinomial(found.softmax(dim=-1), 1, generator=generator)[:, 0]
+        assert torch.equal(drawn[:, step], expected)
+
+
 def test_draws_depend_on_the_seed(model: SequenceModel) -> None:
     first = draw(model, PROMPTS, 30, 2.0, 0.98, seed=0)
     again = draw(model, PROMPTS, 30, 2.0, 0.98, seed=0)

@@ -74,6 +74,13 @@ def test_a_part_of_a_split_is_spread_over_it(tmp_path: Path) -> None:
     np.testing.assert_array_equal(train.thin(3).images(SHAPE), train.images(SHAPE)[spread])
     assert train.thin(99) is train.thin(None) is train
 
+    # In two pieces of images that follow each other.
+    half = len(train.starts) // 2
+    pieces = [0, 1, 2, half, half + 1, half + 2]
+    thinned = train.thin(7, 2)
+    np.testing.assert_array_equal(thinned.images(SHAPE), train.images(SHAPE)[pieces])
+    assert (thinned.tokens[thinned.starts] == START).all()
+
 
 def test_views_of_the_level_are_the_same_every_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(corpus, "EPISODES", 4)
@@ -146,6 +153,44 @@ def test_bad_files_are_named(tmp_path: Path) -> None:
     assert "0.png" in str(warning.message)
     _, splits, _ = corpus.open_built(built)
     assert sum(len(split.starts) for split in splits.values()) == 29
+
+
+@pytest.mark.parametrize("bad", range(6))
+def test_images_are_divided_among_those_that_can_be_read(bad: int, tmp_path: Path) -> None:
+    """Of six, one or two are held out, and it does not matter which one is damaged."""
+    root = folder(tmp_path / "pictures", 6)
+    (path,) = root.rglob(f"{bad}.png")
+    path.write_bytes(b"no picture")
+    config = CorpusConfig(str(root), 8, 8, skip_unreadable=True)
+    with pytest.warns(UserWarning, match=rf"left out .*{bad}.png"):
+        built = prepare(config, tmp_path / "cache")
+    _, splits, _ = corpus.open_built(built)
+    assert sum(len(split.starts) for split in splits.values()) == 5
+    assert all(len(split.starts) for split in splits.values())
+
+    # It is also said where the corpus is there already.
+    with pytest.warns(UserWarning, match=rf"without 1 files that could not be used, such as: left out .*{bad}.png"):
+        prepare(config, tmp_path / "cache")
+
+
+def test_frames_of_a_folder_stay_together_and_in_order(tmp_path: Path) -> None:
+    root = tmp_path / "videos"
+    for video in range(6):
+        (root / f"v{video}").mkdir(parents=True)
+        for frame in range(12):
+            Image.fromarray(noise(100 * video + frame)).save(root / f"v{video}" / f"frame-{frame}.png")
+    config = CorpusConfig(str(root), 8, 8, split_by="folder")
+    _, splits, _ = corpus.open_built(prepare(config, tmp_path / "cache"))
+    seeds = {noise(100 * video + frame).tobytes(): (video, frame) for video in range(6) for frame in range(12)}
+    videos: list[int] = []
+    for split in splits.values():
+        found = [seeds[image.tobytes()] for image in split.images(SHAPE)]
+        assert [frame for _, frame in found] == list(range(12)) * (len(found) // 12)
+        videos += [video for video, _ in found[::12]]
+    assert sorted(videos) == list(range(6))
+
+    with pytest.raises(ValueError, match=r"expected at least 3 folders with images in .*v0 .*, got 1"):
+        prepare(CorpusConfig(str(root / "v0"), 8, 8, split_by="folder"), tmp_path / "cache")
 
 
 def test_hidden_files_are_not_used(tmp_path: Path) -> None:

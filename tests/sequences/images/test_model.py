@@ -177,6 +177,36 @@ def test_measures_are_those_of_single_images(tmp_path: Path, monkeypatch: pytest
     assert some["memory_size"] == 0
 
 
+@pytest.mark.parametrize("images", [None, 8])
+def test_measures_with_memory_of_earlier_images(
+    images: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each of two rows reads images that follow each other, from the start of one, and keeps the memory."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr("sequences.images.modality.IMAGES_OF_ROW", 4)
+    data = images_of(folder(tmp_path / "pictures", 80), reset_at_starts=False)
+    torch.manual_seed(0)
+    model = data.make_model().eval()
+    split = data.splits["train"]
+    whole = split.images(data.shape)
+    half = len(whole) // 2
+    rows = [whole[:half], whole[half:]] if images is None else [whole[:4], whole[half : half + 4]]
+    assert len(whole) % 2 == 0
+
+    losses = []
+    for row in rows:
+        # The literal loss of each byte, of one row in one call.
+        tokens = torch.from_numpy(np.concatenate([np.append(START, image.ravel()) for image in row]).astype(np.int64))
+        inputs = tokens[None, :-1]
+        with torch.no_grad():
+            output = model(inputs, no_resets(inputs), model.initial_state(1), tokens[None, 1:])
+        losses.append(output.nll[0][tokens[1:] != START])
+    bits = torch.cat(losses).double().mean().item() / math.log(2)
+    (found,) = data.evaluate(model, ImagesEvaluation(images=images, split="train"))
+    assert found["images"] == sum(map(len, rows))
+    assert found["bits_per_dim"] == pytest.approx(bits, abs=1e-5)
+
+
 def random_images() -> np.ndarray:
     """Three of 8 x 8 pixels."""
     return np.random.default_rng(0).integers(0, 256, (3, 8, 8, 3)).astype(np.uint8)

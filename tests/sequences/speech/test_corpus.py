@@ -77,6 +77,25 @@ def test_a_constant_offset_makes_no_difference(folder: Path, tmp_path: Path) -> 
     assert any(audio.decode(moved.splits[split].tokens).mean() < -0.05 for split in SPLITS)
 
 
+def test_nothing_is_clipped_without_its_offset_or_at_another_rate(folder: Path, tmp_path: Path) -> None:
+    """A wave of 1.2 around 0.28 is within -1 and 1; steps of a square overshoot where a rate has fewer frequencies."""
+    time = np.arange(4000) / RATE
+    lopsided = np.where(np.sin(40 * time) > 0.9, -0.95, 0.3)
+    square = np.sign(np.sin(2 * np.pi * 1_500 * time))
+    for name, waveform in {"lopsided": lopsided, "square": square}.items():
+        soundfile.write(folder / f"{name}.wav", waveform, RATE, "PCM_16")
+    for rate in (RATE, 5_000):
+        corpus = prepare(config_of(folder, sample_rate=rate), tmp_path / "cache")
+        for name in ("lopsided", "square"):
+            (split,) = (split for split in corpus.splits.values() if f"{name}.wav" in split.files)
+            number = split.files.index(f"{name}.wav")
+            found = audio.decode(np.split(split.tokens, split.starts[1:])[number])
+            expected = audio.read(folder / f"{name}.wav", rate)
+            expected = expected - expected.mean()
+            expected /= max(1, np.abs(expected).max())
+            assert np.abs(found - expected).max() < 0.03, "a level near 1 is 0.02 wide"
+
+
 @pytest.mark.parametrize("split_by", ["file", "speaker"])
 def test_no_file_and_no_speaker_is_on_both_sides(folder: Path, tmp_path: Path, split_by: str) -> None:
     corpus = prepare(config_of(folder, split_by=split_by), tmp_path / "cache")

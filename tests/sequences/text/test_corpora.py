@@ -217,6 +217,18 @@ class TestSplits:
         assert [len(parts[split][0]) for split in SPLITS] == [9000, 500, 500]
         assert b"".join(parts[split][0] for split in SPLITS) == data
 
+    @pytest.mark.parametrize("missing", [0, 1, 2])
+    def test_a_beginning_of_enwik8_may_end_in_a_character(self, missing: int, tmp_path: Path) -> None:
+        data = ("<page>" * 100 + "日").encode()
+        (tmp_path / "enwik8").write_bytes(data[: len(data) - missing])
+        parts = contents(load("enwik8", tmp_path / "enwik8"))
+        assert b"".join(parts[split][0] for split in SPLITS) == data[: len(data) - missing]
+
+        # What is no character is refused there, too.
+        (tmp_path / "other").write_bytes(b"\xe6 " + data)
+        with pytest.raises(ValueError, match="other: expected UTF-8, got byte 0xe6 at 0"):
+            load("enwik8", tmp_path / "other")
+
     def test_pg19_has_the_published_numbers_of_words(self, tmp_path: Path) -> None:
         """Of 50 and 100 books of the held-out splits, equal ones among them. The words of training are counted."""
         books = {"train": range(1, 4), "validation": range(100, 150), "test": range(200, 300)}

@@ -177,6 +177,28 @@ def test_compression_loss_by_layer_is_the_cores_own() -> None:
     assert list(found.values()) == pytest.approx(np.mean(expected, axis=0).tolist())
 
 
+def test_compression_loss_is_not_that_of_empty_segments() -> None:
+    """Documents of five segments compress three times: memory has room for a segment and a half."""
+    model = make_model().eval()
+    tokens = np.concatenate([TOKENS[:40]] * 20)
+    starts = np.arange(20) * 40
+    found = evaluation.compression_loss(model, one_pass(tokens, 1, 8, starts))
+
+    values = []
+    state = model.initial_state(1)
+    for number, batch in enumerate(one_pass(tokens, 1, 8, starts)):
+        output = model(batch.tokens, batch.reset, state, batch.targets)
+        state = output.state
+        losses = list(output.losses.values())
+        if number >= 3 and losses[0].count.sum():
+            totals = [float(loss.total.sum().detach()) for loss in losses]
+            values.append([*totals, float(losses[0].count.sum())])
+        if number >= 3 and number % 5 == 0:
+            assert not losses[0].count.sum(), "nothing to compress at the start of a document"
+    first, second, terms = np.sum(values, axis=0)
+    assert list(found.values()) == pytest.approx([first / terms, second / terms])
+
+
 @pytest.mark.parametrize("analysis", [evaluation.compression_loss, evaluation.attention])
 def test_cores_without_attention_are_refused(analysis: Any) -> None:
     with pytest.raises(ValueError, match="core: expected one with attention, got LSTM"):

@@ -91,6 +91,31 @@ def test_subwords_lose_nothing() -> None:
     assert decoded(tokenizer, tokens).encode() == unseen
 
 
+def test_the_name_of_the_separator_in_a_text_is_text() -> None:
+    pytest.importorskip("tokenizers")
+    tokenizer = learn("subwords", [TEXT + b" <document> "] * 20, 300)
+    for text in (b"a <document> b", b"<document>", b"<document><document>\n\n<document>"):
+        tokens = tokenizer.encode(text)
+        assert tokenizer.separator not in tokens
+        assert decoded(tokenizer, tokens).encode() == text
+
+
+def test_words_are_counted_as_they_are_cut() -> None:
+    """Between white space of Unicode: no-break and ideographic spaces, and what ends lines in it."""
+    text = "un\u00a0deux\u3000trois quatre\r\n\ncinq\u2028six\x85sept\n"
+    assert tokenization.count_words(text.encode()) == 7
+    words = Words.learn([text.encode()])
+    assert len(words.encode(text.encode())) == 7 + 3, "and three ends of lines"
+
+
+def test_what_is_drawn_follows_a_prompt() -> None:
+    words = Words.learn([TEXT])
+    assert tokenization.before_continuation(words, b"the cat") == "the cat "
+    assert tokenization.before_continuation(words, b"the cat\n") == "the cat\n"
+    assert tokenization.before_continuation(words, b"") == ""
+    assert tokenization.before_continuation(Bytes(), b"the cat") == "the cat"
+
+
 def test_text_without_line_ends_becomes_subwords_piece_by_piece(monkeypatch: pytest.MonkeyPatch) -> None:
     """In pieces that begin with a space, as words do; the library needs 130 bytes for each character of a piece."""
     pytest.importorskip("tokenizers")
