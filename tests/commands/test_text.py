@@ -194,13 +194,16 @@ def test_sample_continues_a_prompt(trained: Path, cli: Commands, monkeypatch: py
     assert len(said.strip("\n")) <= 6
 
 
-@pytest.mark.parametrize(("tokens", "resets"), [("bytes", 0), ("words", None)])
+@pytest.mark.parametrize(
+    ("option", "tokens", "resets"),
+    [("--reset-at-starts", "bytes", 0), ("--threads=1", "bytes", None), ("--reset-at-starts", "words", None)],
+)
 def test_sampling_resets_memory_as_training_did(
-    tokens: str, resets: int | None, corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    option: str, tokens: str, resets: int | None, corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Where a document begins; with words, the end of a line is mostly none."""
     run = tmp_path / "run"
-    main(options(corpus, run, 2, f"--tokens={tokens}", "--reset-at-starts"))
+    main(options(corpus, run, 2, f"--tokens={tokens}", option))
     asked = []
     monkeypatch.setattr(sequence, "sample", lambda *_, document: asked.append(document) or [])
     main(["text", "sample", str(run)])

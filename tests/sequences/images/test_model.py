@@ -177,21 +177,20 @@ def test_measures_are_those_of_single_images(tmp_path: Path, monkeypatch: pytest
     assert some["memory_size"] == 0
 
 
-@pytest.mark.parametrize("images", [None, 8])
+@pytest.mark.parametrize("images", [None, 8, 9])
 def test_measures_with_memory_of_earlier_images(
     images: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each of two rows reads images that follow each other, from the start of one, and keeps the memory."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr("sequences.images.modality.IMAGES_OF_ROW", 4)
-    data = images_of(folder(tmp_path / "pictures", 80), reset_at_starts=False)
+    data = images_of(folder(tmp_path / "pictures", 81), reset_at_starts=False)
     torch.manual_seed(0)
     model = data.make_model().eval()
     split = data.splits["train"]
     whole = split.images(data.shape)
-    half = len(whole) // 2
-    rows = [whole[:half], whole[half:]] if images is None else [whole[:4], whole[half : half + 4]]
-    assert len(whole) % 2 == 0
+    assert len(whole) == 71
+    rows = [whole[:36], whole[36:]] if images is None else [whole[:4], whole[35:39]]
 
     losses = []
     for row in rows:
@@ -204,6 +203,7 @@ def test_measures_with_memory_of_earlier_images(
     bits = torch.cat(losses).double().mean().item() / math.log(2)
     (found,) = data.evaluate(model, ImagesEvaluation(images=images, split="train"))
     assert found["images"] == sum(map(len, rows))
+    assert len(next(data.batches(split, 2)).tokens) == 2, "both rows side by side"
     assert found["bits_per_dim"] == pytest.approx(bits, abs=1e-5)
 
 

@@ -1,6 +1,7 @@
 """Corpora: what is in which split, that they are built once and whole, and what is wrong with files."""
 
 import os
+import shutil
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -180,6 +181,19 @@ def test_bad_files_are_named_or_left_out(folder: Path, tmp_path: Path) -> None:
     with pytest.warns(UserWarning, match=r"left out .*s1-"):
         corpus = prepare(config_of(folder, skip_unreadable=True), tmp_path / "cache")
     assert count(corpus) == 23
+
+
+def test_speakers_are_divided_among_those_that_can_be_read(folder: Path, tmp_path: Path) -> None:
+    """Whichever of six it is whose files are damaged after their headers, which are read first."""
+    for speaker in range(6):
+        root = tmp_path / f"without-{speaker}"
+        shutil.copytree(folder, root)
+        for path in (root / f"s{speaker}").iterdir():
+            soundfile.write(path, np.full(1500, np.nan), RATE, "FLOAT", format="WAV")
+        config = config_of(root, split_by="speaker", skip_unreadable=True)
+        with pytest.warns(UserWarning, match=rf"left out .*s{speaker}-.*: expected finite samples") as said:
+            assert count(prepare(config, tmp_path / "cache")) == 20
+        assert len(said) == 4
 
 
 def test_hidden_files_are_not_used(folder: Path, tmp_path: Path) -> None:
