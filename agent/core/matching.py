@@ -33,7 +33,8 @@ def with_state_of(config: CoreConfig, num_bytes: int) -> CoreConfig:
     memory stays as it is.
 
     Raises:
-        ValueError: if the smallest state has more bytes, or layers differ in size.
+        ValueError: if the smallest state has more bytes, layers differ in size, or a state does not grow with the
+            features.
     """
     if isinstance(config, MemorylessConfig):
         return config
@@ -41,6 +42,9 @@ def with_state_of(config: CoreConfig, num_bytes: int) -> CoreConfig:
     least = bytes_of_state(resize(1))
     if least > num_bytes:
         raise ValueError(f"state_bytes: expected at least {least:,} for this core, got {num_bytes:,}")
+    if bytes_of_state(resize(MOST_UNITS)) == least:
+        expected = "expected a state that grows with model_size (see agent/core/matching.py)"
+        raise ValueError(f"state_bytes: {expected}, got {least:,} bytes with any in {type(config).__name__}")
 
     # The largest size that fits is found by bisection. First a size that is too large, or larger than is allowed.
     fits = 1

@@ -3,9 +3,11 @@
 import dataclasses
 
 import pytest
+import torch
 
 from agent.core import make_core, matched_cores, state_bytes
 from agent.core.config import CoreConfig
+from agent.core.cores import CORE_CLASSES
 from agent.core.matching import bytes_of_state, with_state_of
 
 SIZES = {"model_size": 16, "num_layers": 2, "num_heads": 4, "mlp_size": 32, "segment_size": 8}
@@ -50,6 +52,31 @@ def test_a_state_that_is_smaller_than_any_is_refused() -> None:
     least = bytes_of_state(dataclasses.replace(CORES["compressive"], memory_size=0, compressed_size=1))
     with pytest.raises(ValueError, match=rf"^state_bytes: expected at least {least:,} for this core, got 100$"):
         with_state_of(CORES["compressive"], 100)
+
+
+@dataclasses.dataclass(frozen=True)
+class TracesConfig:
+    """Of a core of another project, whose state has a size of its own."""
+
+    model_size: int = 8
+    traces: int = 4
+
+
+class Traces(torch.nn.Module):
+    def __init__(self, config: TracesConfig) -> None:
+        super().__init__()
+        self.traces = config.traces
+
+    def initial_state(self, batch_size: int) -> tuple[torch.Tensor]:
+        return (torch.zeros(batch_size, self.traces),)
+
+
+def test_a_state_that_does_not_grow_with_the_features_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The core would become so large that it does not fit into memory."""
+    monkeypatch.setitem(CORE_CLASSES, TracesConfig, Traces)
+    expected = "state_bytes: expected a state that grows with model_size .*, got 16 bytes with any in TracesConfig"
+    with pytest.raises(ValueError, match=expected):
+        with_state_of(TracesConfig(), 6_000)
 
 
 def test_layers_of_different_sizes_are_refused() -> None:
