@@ -10,7 +10,7 @@ import json
 import re
 import warnings
 from collections import defaultdict
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 
@@ -89,8 +89,7 @@ def prepare(config: CorpusConfig, cache: Path, show: Callable[[int, int], None] 
     else:
         sources, identity = _files(config)
     identity |= {"format": _FORMAT, "shape": config.shape}
-    is_by_folder = config.path != ROOMS and config.split_by == "folder"
-    if is_by_folder:
+    if _is_by_folder(config):
         identity["split_by"] = "folder"
     key = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:16]
     name = Path(config.path).name
@@ -98,28 +97,42 @@ def prepare(config: CorpusConfig, cache: Path, show: Callable[[int, int], None] 
 
     def divided(left_out: Collection[str]) -> dict[str, dict[str, Reader]]:
         """The sources of each split."""
-        units: dict[str, list[str]] = defaultdict(list)
-        for source in sources:
-            if source not in left_out:
-                unit = str(PurePosixPath(source).parent) if is_by_folder else source
-                units[unit].append(source)
-        if len(units) < len(SPLITS):
-            files = "folders with images" if is_by_folder else "PNG or JPEG files"
-            expected = f"at least {len(SPLITS)} {files} in {config.path} for training, validation and test"
-            raise ValueError(f"corpus: expected {expected}, got {len(units)}")
-
-        sizes = {unit: float(len(names)) for unit, names in units.items()}
+        usable = [source for source in sources if source not in left_out]
         parts: dict[str, dict[str, Reader]] = {}
-        for split, chosen in divide(sizes, SHARES).items():
-            names = [name for unit in chosen for name in units[unit]]
-            parts[split] = {name: sources[name] for name in names}
-        return {split: parts[split] for split in SPLITS}
+        for split, names in _divide(usable, config).items():
+            parts[split] = {source: sources[source] for source in names}
+        return parts
 
     def build(folder: Path) -> None:
         write_corpus(folder, {"name": name}, divided, START + 1, config.skip_unreadable, show, _encode)
 
     build_corpus(target, build)
     return target
+
+
+def _is_by_folder(config: CorpusConfig) -> bool:
+    """Whether folders are in one split as a whole; the level has none."""
+    return config.path != ROOMS and config.split_by == "folder"
+
+
+def _divide(sources: Iterable[str], config: CorpusConfig) -> dict[str, list[str]]:
+    """The names of the sources in each split, those of a unit one after the other.
+
+    Raises a ValueError if there are too few units.
+    """
+    is_by_folder = _is_by_folder(config)
+    units: dict[str, list[str]] = defaultdict(list)
+    for source in sources:
+        unit = str(PurePosixPath(source).parent) if is_by_folder else source
+        units[unit].append(source)
+    if len(units) < len(SPLITS):
+        files = "folders with images" if is_by_folder else "PNG or JPEG files"
+        expected = f"at least {len(SPLITS)} {files} in {config.path} for training, validation and test"
+        raise ValueError(f"corpus: expected {expected}, got {len(units)}")
+
+    sizes = {unit: float(len(names)) for unit, names in units.items()}
+    chosen = divide(sizes, SHARES)
+    return {split: [name for unit in chosen[split] for name in units[unit]] for split in SPLITS}
 
 
 def _encode(image: np.ndarray) -> np.ndarray:
