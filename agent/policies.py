@@ -16,11 +16,12 @@ brings it into -1..1. Trajectories have what was sampled, because its density is
 P parameters, K columns.
 """
 
+import itertools
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from itertools import groupby
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -133,6 +134,14 @@ class Policy(nn.Module, ABC):
         """What people are shown."""
 
     @abstractmethod
+    def layout(self) -> list[dict[str, Any]]:
+        """Where the parameters of each column are, in words that JSON can hold; a Discrete space has one column.
+
+        A choice has "logits", its first parameter and the one behind its last. A number has the index of its "mean" and
+        of its "log_scale", which is cut to the range "log_scale within", and "effect": what becomes of what is drawn.
+        """
+
+    @abstractmethod
     def encode(self, effect: Tensor) -> Tensor:
         """Features [..., num_features] of received actions: choices one-hot, or zeros for none, and numbers."""
 
@@ -186,6 +195,9 @@ class Categorical(Policy):
     def show(self, parameters: Tensor) -> PolicySummary:
         nothing = parameters.new_empty(*parameters.shape[:-1], 0)
         return PolicySummary(parameters.softmax(dim=-1), nothing, nothing)
+
+    def layout(self) -> list[dict[str, Any]]:
+        return [{"logits": [0, self.num_parameters]}]
 
     def encode(self, effect: Tensor) -> Tensor:
         values = torch.arange(self.num_features, device=effect.device)
@@ -253,6 +265,14 @@ class Joint(Policy):
             by_column = block.log_probs(own, chosen)
             total = total + by_column.sum(dim=-1)
         return total
+
+    def layout(self) -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = []
+        first = 0
+        for block in self.blocks:
+            found += block.layout(first)
+            first += block.num_parameters
+        return found
 
     def entropy(self, parameters: Tensor) -> Tensor:
         return self._sum_over_columns(parameters, lambda block, own: block.entropies(own))
@@ -334,6 +354,9 @@ class _Block(nn.Module, ABC):
     @abstractmethod
     def show(self, parameters: Tensor) -> PolicySummary: ...
 
+    @abstractmethod
+    def layout(self, first: int) -> list[dict[str, Any]]: ...
+
 
 class _Choices(_Block):
     """Independent choices. Their logits are one after the other; computed in a table with a row for each choice."""
@@ -344,6 +367,7 @@ class _Choices(_Block):
 
     def __init__(self, sizes: Sequence[int]) -> None:
         super().__init__()
+        self.sizes = tuple(sizes)
         self.num_columns = len(sizes)
         self.num_parameters = sum(sizes)
         self.num_uniform = self.num_parameters
@@ -403,6 +427,10 @@ class _Choices(_Block):
         probabilities = table[..., self.places]
         nothing = parameters.new_empty(*parameters.shape[:-1], 0)
         return PolicySummary(probabilities, nothing, nothing)
+
+    def layout(self, first: int) -> list[dict[str, Any]]:
+        ends = [first + end for end in itertools.accumulate(self.sizes)]
+        return [{"logits": [end - size, end]} for size, end in zip(self.sizes, ends, strict=True)]
 
     def _table(self, values: Tensor, missing: float) -> Tensor:
         """Values [..., P] as [..., K, most]."""
@@ -493,6 +521,22 @@ class _Gaussian(_Block):
         mean, log_scale = self._moments(parameters)
         nothing = parameters.new_empty(*parameters.shape[:-1], 0)
         return PolicySummary(nothing, self.effect(mean), log_scale.exp())
+
+    def layout(self, first: int) -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = []
+        for column in range(self.num_columns):
+            effect = "none"
+            if self.bounded[column]:
+                effect = "tanh" if self.squashed[column] else "cut to -1..1"
+            found.append(
+                {
+                    "mean": first + column,
+                    "log_scale": first + self.num_columns + column,
+                    "log_scale within": [LEAST_LOG_SCALE, MOST_LOG_SCALE],
+                    "effect": effect,
+                }
+            )
+        return found
 
     def _moments(self, parameters: Tensor) -> tuple[Tensor, Tensor]:
         """Means and logarithms of scales."""

@@ -1,11 +1,13 @@
 """`compressive export`: a trained agent as a small folder, or as a file for other programs."""
 
+import math
 import shlex
+from typing import Any
 
 from rich.console import Console
 
 from commands.options import ExportOptions
-from envs import names, parse_spec, tasks
+from envs import ActionVector, ChoiceColumn, make_vector, names, parse_spec, tasks
 from storage.errors import UserError, user_errors
 from storage.exchange import write_onnx, write_program
 from storage.files import folder_bytes
@@ -43,7 +45,8 @@ def _export_file(options: ExportOptions, run: Run, console: Console) -> None:
         raise UserError(f"output: expected a new file, and {path} exists")
     with user_errors():
         trained = load_trained_agent(run, options.allow)
-        about = {"run": run.name, "environment": trained.env, "steps": trained.checkpoint.step}
+        about: dict[str, Any] = {"run": run.name, "environment": trained.env, "steps": trained.checkpoint.step}
+        about["action"] = _action_columns(trained)
     with user_errors("output"):
         WRITERS[path.suffix](trained.agent, path, about)
     said = f"{path}  {path.stat().st_size / 1e6:.1f} MB"
@@ -51,6 +54,32 @@ def _export_file(options: ExportOptions, run: Run, console: Console) -> None:
     if path.suffix == ".onnx" and name:
         said += f"; play with it: python examples/play_onnx.py {shlex.quote(str(path))} {name}"
     say(console, said)
+
+
+def _action_columns(trained: TrainedAgent) -> list[dict[str, Any]]:
+    """The columns of an action as the environment receives it: names, and sizes of choices or bounds of numbers.
+
+    A number from -1 to 1 stands for its bounds; without bounds, which are None then, it is the number itself.
+    """
+    first, *_ = tasks(trained.env)
+    envs = make_vector(first, 1)
+    try:
+        space = envs.single_action_space
+    finally:
+        envs.close()
+    if not isinstance(space, ActionVector):
+        num_actions = trained.agent.distribution.num_parameters
+        return [{"name": "action", "size": num_actions}]
+    own_names = iter(space.column_names)
+    found: list[dict[str, Any]] = []
+    for part in space.parts:
+        if isinstance(part, ChoiceColumn):
+            found.append({"name": next(own_names), "size": part.size})
+            continue
+        for low, high in zip(part.low, part.high, strict=True):
+            bounds = [low, high] if math.isfinite(low) else None
+            found.append({"name": next(own_names), "bounds": bounds})
+    return found
 
 
 def _name_for_example(trained: TrainedAgent) -> str | None:

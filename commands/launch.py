@@ -176,6 +176,10 @@ def _finish(trainer: Trainer, seconds: float, console: Console) -> None:
         print_evaluations(console, summary["tasks"])
     say(console, "finished", "bold")
     say_all(console, rows)
+    config = trainer.config
+    if trainer.curriculum.number < len(config.stages):
+        stage = config.stages[trainer.curriculum.number]
+        say(console, f"the frames ended in stage {stage!r}: nothing was learned in {config.env} (--frames)", "yellow")
     folder = shlex.quote(str(run))
     lines = {name: f"{program()} {name} {folder}{allowed}" for name in ("evaluate", "report")}
     say_all(console, {"curves": f"{program('tensorboard')} --logdir {folder}"} | lines)

@@ -110,6 +110,8 @@ def parse_train(kind: str, words: Sequence[str]) -> Any:
     default = options(**fields, core=defaults.core)
 
     found = parse(options, f"compressive {command}", words, default=default)
+    if is_agent and not found.resume:
+        found = _with_an_actor_a_task(found, words)
     if defaults.run and found.core != defaults.core:
         raise UserError(f"core: expected {defaults.core} as in {defaults.run}, got {found.core}")
     if found.resume:
@@ -218,6 +220,19 @@ def _with_network(preset: str, other: RunConfig) -> RunConfig:
     config = PRESETS["launch"](preset, core_name(other))
     actors = dataclasses.replace(config.actors, unroll_length=other.actors.unroll_length)
     return dataclasses.replace(config, agent=other.agent, actors=actors)
+
+
+def _with_an_actor_a_task(options: LaunchOptions, words: Sequence[str]) -> LaunchOptions:
+    """The options with as many actors as the run has tasks, if it has more and no number of actors is given."""
+    from envs import tasks
+
+    if _is_given("actors", words) or _is_given("actors.num-actors", words):
+        return options
+    with user_errors():
+        most = max(len(tasks(env)) for env in options.environments)
+    if most <= options.actors.num_actors:
+        return options
+    return dataclasses.replace(options, actors=dataclasses.replace(options.actors, num_actors=most))
 
 
 ON_RAY = {

@@ -65,8 +65,13 @@ def layer_init(layer: nn.Linear, std: float = 2**0.5) -> nn.Linear:
     return layer
 
 
-def make_encoder(shape: tuple[int, ...], size: int) -> nn.Module:
-    """A network from observations [..., *shape] to inputs of the core [..., size]: vectors, or images of uint8."""
+def make_encoder(shape: tuple[int, ...] | None, size: int) -> nn.Module:
+    """A network from observations [..., *shape] to inputs of the core [..., size]: vectors, or images of uint8.
+
+    Raises a ValueError for several observations: this example has no encoder for them, `agent.encoders` has.
+    """
+    if shape is None:
+        raise ValueError("env-id: expected observations that are one image or one vector, got several parts")
     if len(shape) == 1:
         return nn.Sequential(layer_init(nn.Linear(shape[0], size)), nn.ReLU(), layer_init(nn.Linear(size, size)))
     return Pixels(shape, size)

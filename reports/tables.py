@@ -47,9 +47,7 @@ def evaluation_rows(summary: Mapping[str, Any]) -> dict[str, str]:
     if "correct_choices" in summary:
         rows["correct choices"] = f"{_correct(summary)}  of {summary['choices_per_episode']:.1f} an episode"
     for name, value in summary.get("counters", {}).items():
-        # An environment may give a counter the name of a row.
-        row = f"counter/{name}" if name in RESERVED else name
-        rows[row] = _score(value)
+        rows[_counter_row(name)] = _score(value)
     for name in SCALES:
         # Of one task, the capped score is no other number.
         is_repetition = name == "human_normalised_capped" and not played
@@ -63,6 +61,11 @@ def evaluation_rows(summary: Mapping[str, Any]) -> dict[str, str]:
     return rows
 
 
+def _counter_row(name: str) -> str:
+    """The row or column of a counter, to which an environment may have given the name of another."""
+    return f"counter/{name}" if name in RESERVED else name
+
+
 def print_evaluations(console: Console, summaries: Sequence[Mapping[str, Any]]) -> None:
     """Prints evaluations of several runs or tasks as a table with a row each; see `training.evaluation.summarize`."""
 
@@ -74,9 +77,11 @@ def print_evaluations(console: Console, summaries: Sequence[Mapping[str, Any]]) 
     texts = in_any("run", "core", "environment")
     scales = in_any("human_normalised", "oracle_normalised")
     chooses = bool(in_any("correct_choices"))
+    counters = list(dict.fromkeys(name for summary in summaries for name in summary.get("counters", {})))
     head = [*texts, "episodes", "return", *(name.replace("_normalised", "-normalised") for name in scales)]
     if chooses:
         head.append("correct choices")
+    head += map(_counter_row, counters)
 
     rows = []
     for summary in summaries:
@@ -86,6 +91,8 @@ def print_evaluations(console: Console, summaries: Sequence[Mapping[str, Any]]) 
             row.append(_percentage(summary.get(name), summary.get(f"{name}_interval")))
         if chooses:
             row.append(_correct(summary))
+        for name in counters:
+            row.append(_score(summary.get("counters", {}).get(name, {"mean": None})))
         rows.append(row)
     print_table(console, head, rows, len(texts))
 

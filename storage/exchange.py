@@ -96,7 +96,11 @@ def describe(step: ActingStep, about: Json) -> Json:
         **about,
         "observation": parts,
         "last_action": {"shape": list(first.shape[1:]), "at an episode's start": first[0].tolist()},
-        "policy": {"kind": type(policy).__name__, "parameters": policy.num_parameters},
+        "policy": {
+            "kind": type(policy).__name__,
+            "parameters": policy.num_parameters,
+            "columns": policy.layout(),
+        },
         "state": [each._asdict() for each in step.state_tensors],
     }
 

@@ -129,7 +129,8 @@ class RunConfig(Checked):
     joined by "or". All need the observations, actions and frames a step of --env. --stages alone: none."""
     from_run: str | None = None
     """Start with the weights of the last readable checkpoint of this run, whose network the new run has; everything
-    else, the optimizer included, starts anew. Observations and actions must be the same."""
+    else starts anew: the optimizer, all other options, --env too, which are those of the preset, and values if a run
+    has another number of tasks (with learner.popart). Observations and actions must be the same."""
     frames: Positive = 10_000_000
     """Environment frames to train for (agent steps times the action repeat)."""
     schedule_frames: Positive | None = None

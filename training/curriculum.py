@@ -51,7 +51,7 @@ class Curriculum:
         for env in config.environments:
             count = len(tasks(env))
             if num_actors < count:
-                raise ValueError(f"num_actors: expected at least {count}, one a task, got {num_actors}")
+                raise ValueError(f"actors: expected at least {count} (--actors), one a task of {env}, got {num_actors}")
             other = interface(env)
             if other != last:
                 raise ValueError(f"stages: expected {last} as in {config.env}, got {other} in {env}")

@@ -3,7 +3,8 @@
 import dataclasses
 
 from agent import Agent
-from envs import require_consent, untaught
+from agent.actor_critic import Weights
+from envs import require_consent, tasks, untaught
 from storage.checkpoints import load_weights
 from storage.run import Run
 from training.config import RunConfig
@@ -11,11 +12,15 @@ from training.factories import require_interface
 from training.plain import differences, read_config, to_plain
 from training.trust import checkpoint_place
 
+VALUE = "value."
+"""How the names of the weights of the value head begin."""
+
 
 def inherit(config: RunConfig, agent: Agent, allow: str | None = None) -> RunConfig:
     """Gives a new run's network, and its teacher, the weights of the last readable checkpoint of `config.from_run`.
 
-    The optimizer and all counters start anew. The environments may differ, also in frames a step. `allow` are those
+    The optimizer and all counters start anew, and values if a run has another number of tasks, or other units of them
+    (`learner.popart`). The environments may differ, also in frames a step. `allow` are those
     whose code that run may name, and the URL of its checkpoints; see `envs.require_consent`.
 
     Returns:
@@ -38,6 +43,23 @@ def inherit(config: RunConfig, agent: Agent, allow: str | None = None) -> RunCon
     # It may be another person's, so that its environments and its URL need a permission.
     require_consent(other.env, allow, *config.named_environments)
     place = checkpoint_place(other, source, allow)
-    require_interface(untaught(config.env), untaught(other.env))
-    checkpoint = load_weights(agent.begin_with, place, source.config_file)
+    try:
+        require_interface(untaught(config.env), untaught(other.env))
+    except ValueError as error:
+        raise ValueError(f"{error}; --env names another, instead of the one of the preset") from error
+
+    def begin_with(weights: Weights) -> None:
+        """Takes over all weights but those of values if a run has other tasks to learn the values of."""
+        if _value_columns(config) != _value_columns(other):
+            kept = {name: weight for name, weight in weights.items() if not name.startswith(VALUE)}
+            own = agent.alone().state_dict()
+            weights = kept | {name: weight for name, weight in own.items() if name.startswith(VALUE)}
+        agent.begin_with(weights)
+
+    checkpoint = load_weights(begin_with, place, source.config_file)
     return dataclasses.replace(config, from_run=str(checkpoint.path))
+
+
+def _value_columns(config: RunConfig) -> int | None:
+    """Of how many tasks a run's network has normalized values; None if values are not normalized."""
+    return len(tasks(config.env)) if config.learner.popart else None

@@ -108,7 +108,8 @@ def check_call(inputs: Tensor, reset: Tensor, state: State, model_size: int, kin
             wrong_dtype = False  # a cache may have another precision than the inputs
         if wrong_dtype or leaf.shape[0] != batch_size or leaf.device != device:
             got = f"{leaf.dtype} with batch size {len(leaf)} on {leaf.device}"
-            raise ValueError(f"state: expected {inputs.dtype} with batch size {batch_size} on {device}, got {got}")
+            expected = f"as the inputs, {inputs.dtype} with batch size {batch_size} on {device}"
+            raise ValueError(f"state: expected {expected}, got {got}")
 
 
 def finite(tensor: Tensor) -> Tensor:

@@ -285,6 +285,36 @@ def test_first_policies_are_uniform_and_half_a_unit_wide(name: str) -> None:
     assert shown.scales.tolist() == pytest.approx([0.5] * numbers)
 
 
+@pytest.mark.parametrize("bounds", BOUNDS)
+@pytest.mark.parametrize("name", SPACES)
+def test_the_layout_of_parameters_is_enough_to_act(name: str, bounds: Any) -> None:
+    """Most probable actions and log-probabilities from parameters, with what the layout says alone."""
+    policy = make_policy(SPACES[name], bounds)
+    parameters = 4 * random_parameters(policy)
+    action = random_actions(policy, parameters)
+    modes = []
+    total = torch.zeros(ROWS, STEPS)
+    columns = action.unsqueeze(-1) if name == "discrete" else action
+    for number, column in enumerate(policy.layout()):
+        chosen = columns[..., number]
+        if "logits" in column:
+            logits = parameters[..., slice(*column["logits"])]
+            modes.append(logits.argmax(dim=-1).float())
+            total += TorchCategorical(logits=logits).log_prob(chosen)
+            continue
+        mean = parameters[..., column["mean"]]
+        scale = parameters[..., column["log_scale"]].clamp(*column["log_scale within"]).exp()
+        effects = {"none": mean, "tanh": mean.tanh(), "cut to -1..1": mean.clamp(-1, 1)}
+        modes.append(effects[column["effect"]])
+        total += Normal(mean, scale).log_prob(chosen)
+        if column["effect"] == "tanh":
+            total -= (1 - chosen.double().tanh().square()).log().float()
+    found = torch.stack(modes, dim=-1)
+    expected = policy.effect(policy.mode(parameters))
+    torch.testing.assert_close(found, expected.float().reshape(found.shape))
+    torch.testing.assert_close(total, policy.log_prob(parameters, action), rtol=1e-3, atol=1e-3)
+
+
 @pytest.mark.parametrize(("log_scale", "limit"), [(-40.0, -5.0), (40.0, 2.0)])
 def test_the_scale_stays_within_its_limits(log_scale: float, limit: float) -> None:
     policy = make_policy((Numbers((False,)),))

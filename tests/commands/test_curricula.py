@@ -4,6 +4,7 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
+from commands.parsing import parse_launch
 from reports.comparison import KIND, read_run
 from storage import checkpoints
 from storage.metrics import read_metrics
@@ -18,9 +19,11 @@ def test_a_run_in_stages(tmp_path: Path, cli: Commands) -> None:
     folder, stage = tmp_path / "run", "diagnostic:recall,delay=2 until return 0.9 or frames 100"
     said = cli.run(*RECALL, "--stages", stage, "--frames=60", "--run", folder)
     assert f"stage 1      {stage}\n" in said
+    unseen = f"the frames ended in stage {stage!r}: nothing was learned in diagnostic:recall,delay=5 (--frames)"
+    assert unseen in " ".join(said.split())
     assert "1 of 2" in cli.run("status", folder)
     assert {row["stage"] for row in read_metrics(folder)} == {1}
-    cli.run("launch", "--local", "--resume", folder, "--frames=240")
+    assert "nothing was learned" not in cli.run("launch", "--local", "--resume", folder, "--frames=240")
     assert "2 of 2" in cli.run("status", folder)
     assert {row["stage"] for row in read_metrics(folder)} == {1, 2}
     assert json.loads((folder / "evaluation.json").read_text())["environment"] == "diagnostic:recall,delay=5"
@@ -32,6 +35,19 @@ def test_a_run_in_stages(tmp_path: Path, cli: Commands) -> None:
     finished = read_run(folder)
     assert finished.curve(KIND["launch"].scales[-1])[0].min() > second["from"], "no scores of the first stage"
     assert finished.curve(KIND["launch"].scales[-1])[0].max() == finished.rows[-1]["learner/frames"]
+
+
+def test_tasks_have_an_actor_each(tmp_path: Path) -> None:
+    """Of all stages; unless a number of actors is given, which is refused if it is too small."""
+    two = "diagnostic:recall,delay=2,diagnostic:recall,delay=3"
+    words = ["--local", "--env", f"{two},diagnostic:recall,delay=4"]
+    assert parse_launch(words).actors.num_actors == 3
+    assert (
+        parse_launch(["--local", "--env", "diagnostic:recall", "--stages", f"{two} until frames 9"]).actors.count == "2"
+    )
+    assert parse_launch(["--local", "--env", "diagnostic:recall"]).actors.num_actors == 1
+    for given in (["--actors", "2"], ["--actors.num-actors=2"], ["--actors.num_actors", "2"]):
+        assert parse_launch([*words, *given]).actors.num_actors == 2
 
 
 def test_a_run_from_another(copied: Callable[..., Path], tmp_path: Path, cli: Commands) -> None:

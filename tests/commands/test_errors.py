@@ -34,7 +34,10 @@ TYPED: dict[str, list[tuple[str, str]]] = {
         ("--env gym:CartPol-v1", "Did you mean"),
         ("--env rooms:small,rooms:full", "[72, 96, 3]"),
         ("--env rooms:small,rooms:small,action_repeat=2", "2 frames a step"),
-        ("--env rooms:small,rooms:small,spin_seconds=4,rooms:small,spin_seconds=3", "num_actors: expected at least 3"),
+        (
+            "--env rooms:small,rooms:small,spin_seconds=4,rooms:small,spin_seconds=3 --actors 2",
+            "actors: expected at least 3 (--actors), one a task",
+        ),
         ("--preset paper --local", "--env rooms:full"),
         ("--actors.unroll-length 24", "unroll_length: expected a multiple of the core's segment_size = 16, got 24"),
         ("--agent.core.mlp-size 16777216 --agent.core.num-layers 900", "memory of"),

@@ -1,5 +1,6 @@
 """`compressive evaluate` of several runs, of oracles and of random actions."""
 
+import io
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -8,9 +9,11 @@ from typing import Any
 import av
 import pytest
 import torch
+from rich.console import Console
 
 from actors import Actor
 from envs import reference_scores
+from reports.tables import print_evaluations
 from tests.commands.cli import Commands
 
 SHORT = "rooms:small,episode_frames=100"
@@ -79,6 +82,22 @@ def test_greedy_actions(
     was_best.clear()
     cli.run("visualize", copied(env=SHORT), "--episodes", 1, "--output", tmp_path / "page", *typed)
     assert always_best() == {1: greedy}
+
+
+def test_counters_are_columns_of_a_table() -> None:
+    """Of several runs or tasks, of which one may not count the same; a counter may have the name of a column."""
+    output = io.StringIO()
+    score = {"mean": 1.0, "low": 0.5, "high": 1.5}
+    first = {"environment": "a", "episodes": 4, "return": score, "counters": {"doors": score, "return": {"mean": 7.0}}}
+    second = {"environment": "b", "episodes": 4, "return": score, "counters": {"keys": {"mean": None}}}
+    print_evaluations(Console(file=output, width=200), [first, second])
+    head, *rows = [line.split("  ") for line in output.getvalue().splitlines() if line.strip(" ─")]
+    names, *cells = [[cell.strip() for cell in line if cell.strip()] for line in (head, *rows)]
+    assert names == ["environment", "episodes", "return", "doors", "counter/return", "keys"]
+    assert cells == [
+        ["a", "4", "1.00", "[0.50, 1.50]", "1.00", "[0.50, 1.50]", "7.00", "-"],
+        ["b", "4", "1.00", "[0.50, 1.50]", "-", "-", "-"],
+    ]
 
 
 def test_several_runs_in_one_table(

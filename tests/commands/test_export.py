@@ -8,10 +8,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import gymnasium
+import numpy as np
 import pytest
 import torch
 
 from storage import checkpoints
+from storage.exchange import KEY
 from storage.metrics import read_metrics
 from storage.provenance import read_launches
 from storage.run import Run
@@ -133,6 +136,46 @@ def test_shared_metrics_are_json_that_every_reader_takes(
     cli.run("export", run, tmp_path / "small")
     rows = [json.loads(line, parse_constant=refuse) for line in (tmp_path / "small/metrics.jsonl").open()]
     assert rows[-1] == {"step": 10**6, "time": 0.0, "loss/total": None}
+
+
+class Crane(gymnasium.Env[Any, Any]):
+    """A switch, and numbers of which one has bounds."""
+
+    observation_space = gymnasium.spaces.Box(-1, 1, (2,), np.float32)
+    action_space = gymnasium.spaces.Dict(
+        {
+            "wind": gymnasium.spaces.Box(-2, 6, (1,), np.float32),
+            "hook": gymnasium.spaces.Discrete(3),
+            "push": gymnasium.spaces.Box(-np.inf, np.inf, (2,), np.float32),
+        }
+    )
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        return np.zeros(2, np.float32), {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        return np.zeros(2, np.float32), 0.0, False, True, {}
+
+
+def test_columns_of_actions_are_named_in_an_exported_file(tmp_path: Path, cli: Commands) -> None:
+    """A program of torch.export has the same metadata as an ONNX file, and needs no other library."""
+    env = f"gym:{__name__}:Crane"
+    run = tmp_path / "run"
+    words = ["--core=memoryless", "--frames=32", "--actors.envs-per-actor=1", "--actors.unroll-length=16"]
+    cli.run("launch", "--local", "--env", env, "--run", run, *words, "--eval-episodes=2", "--video-episodes=0")
+    file = tmp_path / "agent.pt2"
+    cli.run("export", run, file, "--allow", env)
+    extra = {KEY: ""}
+    torch.export.load(str(file), extra_files=extra)
+    said = json.loads(extra[KEY])
+    assert said["action"] == [
+        {"name": "hook", "size": 3},
+        {"name": "push[0]", "bounds": None},
+        {"name": "push[1]", "bounds": None},
+        {"name": "wind", "bounds": [-2.0, 6.0]},
+    ]
+    assert list(said["policy"]["columns"][0]) == ["logits"]
+    assert [column.get("effect") for column in said["policy"]["columns"]] == [None, "none", "none", "tanh"]
 
 
 @pytest.mark.skipif(importlib.util.find_spec("onnxscript") is None, reason="needs the extra onnx")

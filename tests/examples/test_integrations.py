@@ -271,6 +271,11 @@ def test_cleanrl_ppo_learns() -> None:
     assert set(returns) == {0.0, 1.0}, "one answer an episode"
 
 
+def test_cleanrl_ppo_refuses_observations_of_several_parts() -> None:
+    with pytest.raises(ValueError, match="env-id: expected observations that are one image or one vector"):
+        cleanrl_ppo.make_encoder(None, 8)
+
+
 def test_cleanrl_ppo_learns_choices_and_numbers() -> None:
     """Two numbers and two switches, which should repeat what is seen."""
     envs = SerialVectorEnv(lambda: adapt(Imitation(SPACES_OF_ACTIONS["Dict"], "vector")), 16)

@@ -129,7 +129,7 @@ def test_the_state_is_described() -> None:
     assert names == ["memory_0", "memory_1", "compressed_0", "compressed_1", "age", "offset", "inputs", "resets"]
     assert said["state"][0]["shape"] == (4, SIZE)
     assert said["task"] == "any"
-    assert said["policy"] == {"kind": "Categorical", "parameters": 4}
+    assert said["policy"] == {"kind": "Categorical", "parameters": 4, "columns": [{"logits": [0, 4]}]}
     assert said["last_action"] == {"shape": [], "at an episode's start": -1}
 
 

@@ -270,7 +270,7 @@ def test_checkpoints_without_a_stage_are_those_of_runs_without_stages(tmp_path: 
     [
         ("rooms:small,image_height=30", r"observations \[30, 32, 3\]"),
         ("rooms:small,action_repeat=2", "2 frames a step"),
-        ("rooms:small,rooms:small,hud=False,rooms:small,glow_pulse=1", "num_actors: expected at least 3, one a task"),
+        ("rooms:small,rooms:small,hud=False,rooms:small,glow_pulse=1", "expected at least 3 .--actors., one a task"),
     ],
 )
 def test_stages_that_do_not_fit(env: str, words: str) -> None:

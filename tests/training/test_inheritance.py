@@ -44,6 +44,28 @@ def test_a_run_starts_with_the_weights_of_another(tmp_path: Path) -> None:
     assert train(trainer.config, tmp_path / "new", 1, resume=True).learner.version == 2
 
 
+@pytest.mark.parametrize(("before", "after"), [(1, 2), (2, 1), (1, 0), (0, 1)])
+def test_values_begin_anew_for_other_tasks(before: int, after: int, tmp_path: Path) -> None:
+    """With normalized values of so many tasks; 0 stands for one whose values are not normalized."""
+    changes = []
+    for count in (before, after):
+        env = "rooms:small" if count < 2 else "rooms:small,rooms:small,glow_pulse=1"
+        learner = dataclasses.replace(CONFIG.learner, popart=count > 0)
+        actors = dataclasses.replace(CONFIG.actors, num_actors=2)
+        changes.append({"env": env, "learner": learner, "actors": actors})
+    source = train(dataclasses.replace(CONFIG, **changes[0]), tmp_path / "source", 1)
+    trainer = inheriting(tmp_path / "source", **changes[1])
+    own = trainer.learner.weights()
+    trainer.inherit()
+    weights = trainer.learner.weights()
+    expected = source.learner.weights()
+    for name, weight in weights.items():
+        if name.startswith("value."):
+            assert torch.equal(weight, own[name]), name
+        else:
+            assert torch.equal(weight, expected[name]), name
+
+
 def test_what_a_run_cannot_start_from(tmp_path: Path) -> None:
     train(CONFIG, tmp_path / "source", 1)
     Run(tmp_path / "source").write_config(to_plain(CONFIG))
@@ -52,7 +74,7 @@ def test_what_a_run_cannot_start_from(tmp_path: Path) -> None:
         ({"agent": wider}, r"^agent\.torso_size: expected 8 as in .*source, got 9$"),
         ({"agent": dataclasses.replace(AGENT, core=LSTMConfig(9))}, r"^agent\.core\.model_size: expected 8 as in"),
         ({"env": "rooms:small,image_width=40"}, r"^env: expected observations \[24, 32, 3\].* got .*\[24, 40, 3\]"),
-        ({"env": "gym:CartPole-v1"}, "^env: expected .*9 actions.*, got .*2 actions"),
+        ({"env": "gym:CartPole-v1"}, "^env: expected .*9 actions.*, got .*2 actions.*; --env names another"),
     ):
         with pytest.raises(ValueError, match=words):
             inheriting(tmp_path / "source", **changes).inherit()
