@@ -20,6 +20,8 @@ class Single(gymnasium.Env):
     def __init__(self, spec: str) -> None:
         self.envs = make_vector(spec, 1)
         self.observation_space = self.envs.single_observation_space
+        if self.observation_space.shape is None:
+            raise ValueError(f"{spec}: expected observations that are one image or one vector, got several parts")
         self.action_space = self.envs.single_action_space
         if isinstance(self.action_space, ActionVector):
             several = spaces_of(self.action_space)

@@ -297,21 +297,21 @@ PRESETS: dict[str, Callable[[str], RunConfig]] = {
 }
 
 
-GENERAL = ("gym:", "dm:", "envpool:")
-"""How the names of environments begin whose runs have the preset `general` unless another is named."""
+OWN = ("rooms:", "dmlab:", "diagnostic:")
+"""How the names of the environments begin whose runs do not have the preset `general` unless it is named."""
 
 
 def preset_of(env: str | None) -> str:
     """The name of the preset of an environment's runs, if none was named; `env` is None for the preset's own."""
-    if env is not None and env.startswith(GENERAL):
-        return "general"
-    return "cpu"
+    if env is None or env.startswith(OWN):
+        return "cpu"
+    return "general"
 
 
 def describe_preset(name: str) -> str:
     """A preset's name, and why it may have been chosen."""
     if name == "general":
-        return "general, for any environment of gym:, dm: and envpool: (--preset names another)"
+        return "general, for any environment but those of this project (--preset names another)"
     return name
 
 

@@ -68,6 +68,11 @@ _MODULES = {
 """What the package exports of the modules that need torch: they are imported on first use."""
 
 
+def __dir__() -> list[str]:
+    """All names, also those that are imported on first use."""
+    return sorted([*globals(), *(name for names in _MODULES.values() for name in names)])
+
+
 def __getattr__(name: str) -> Any:
     """Imports the module of a name in `_MODULES`."""
     for module, names in _MODULES.items():
