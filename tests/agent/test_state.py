@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
+import agent.core
 from agent.core import (
     State,
     concatenate_states,
@@ -35,6 +36,13 @@ def example(rows: int, start: float = 0.0, offset: int = 3) -> Example:
     """A state whose first layer has the numbers from `start` on, two for each row."""
     first = torch.arange(2.0 * rows).view(rows, 2) + start
     return Example((first, -first), valid=first[:, 0] > 1, offset=offset)
+
+
+def test_names_that_are_imported_on_first_use_can_be_found() -> None:
+    found = dir(agent.core)
+    assert {"make_core", "FlatCore", "index_state", "restore_state", "matched_cores"} <= {*found}
+    for name in found:
+        getattr(agent.core, name)
 
 
 def test_states_are_joined_and_indexed_along_the_batch() -> None:

@@ -18,6 +18,7 @@ from storage import checkpoints
 from storage.metrics import read_metrics
 from tests.commands.cli import TINY, Commands, frames, saved_steps
 from training.console import PLAIN_SECONDS
+from training.presets import preset_of
 
 LAUNCH = ["launch", "--local", *TINY]
 METRICS = {
@@ -204,6 +205,7 @@ def test_the_environment_chooses_the_preset() -> None:
         (["--preset=cpu", "--env", "gym:CartPole-v1"], "cpu"),
     ]:
         assert parse(words).preset == preset
+    assert preset_of("mine:maze") == "general", "of a kind that its user has added"
 
     cartpole = ["--env", "gym:CartPole-v1"]
     assert parse(cartpole).learner.discount == 0.99
