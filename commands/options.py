@@ -39,6 +39,7 @@ class LaunchOptions(AllowOptions, RunConfig, TrainingOptions):
 
       compressive launch --core lstm --seed 1               another memory
       compressive launch --resume runs/NAME                 resume a run
+      compressive launch --like runs/NAME --seed 1          a new run with its configuration, but for the seed
       compressive launch --from-run runs/NAME --env rooms:small,glow_pulse=1    a new run with its weights
       compressive launch --stages 'rooms:small,object_scale=2.5 until correct 0.9' --env rooms:small    a curriculum
       compressive launch --resume s3://bucket/run           the same, if its folder is lost

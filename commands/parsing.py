@@ -97,8 +97,8 @@ def parse_command(name: str, words: Sequence[str]) -> tuple[Any, ...]:
 
 
 def parse_train(kind: str, words: Sequence[str]) -> Any:
-    """The options of the command that trains a kind of run; the defaults are those of its preset and core, or of the
-    run to resume."""
+    """The options of the command that trains a kind of run; the defaults are those of its preset and core, or of a run
+    to resume or to be like."""
     is_agent = kind == "launch"
     command = "launch" if is_agent else f"{kind} train"
     options = OPTIONS[command]
@@ -131,7 +131,7 @@ class _LaunchStart(TrainingOptions):
 class _Defaults(NamedTuple):
     """The values of options that are not typed: a configuration and the name of its core.
 
-    `run` is where they come from, whose core cannot be changed; None for a preset.
+    `run` is where they come from, whose core cannot be changed by its name; None for a preset.
     """
 
     config: Any
@@ -140,10 +140,15 @@ class _Defaults(NamedTuple):
 
 
 def _defaults_of_launch(words: Sequence[str]) -> _Defaults:
-    """The defaults of an agent's run: of the run to resume, or of a preset, with the network of a run to start from."""
+    """The defaults of an agent's run: of the run to resume or to be like, or of a preset, with the network of a run to
+    start from."""
     start = _parse_start(_LaunchStart, "launch", words)
     if start.resume:
         return _defaults_of_run("launch", start.resume)
+    if start.like:
+        found = _defaults_like("launch", start.like, words)
+        # Its checkpoints are its own.
+        return found._replace(config=dataclasses.replace(found.config, checkpoint_url=None))
     preset = start.preset
     if not _is_given("preset", words):
         preset = preset_of(start.env)
@@ -165,10 +170,12 @@ def _defaults_of_launch(words: Sequence[str]) -> _Defaults:
 
 
 def _defaults_of_sequences(kind: str, words: Sequence[str]) -> _Defaults:
-    """The defaults of a run of text, speech or images: of the run to resume, or of a preset."""
+    """The defaults of a run of text, speech or images: of the run to resume or to be like, or of a preset."""
     start = _parse_start(TrainingOptions, f"{kind} train", words)
     if start.resume:
         return _defaults_of_run(kind, start.resume)
+    if start.like:
+        return _defaults_like(kind, start.like, words)
     with user_errors():
         return _Defaults(PRESETS[kind](start.preset, start.core), start.core, None)
 
@@ -177,6 +184,15 @@ def _defaults_of_run(kind: str, run: str) -> _Defaults:
     """The defaults of a run to resume."""
     with user_errors():
         config = _read_resumed(kind, run)
+    return _Defaults(config, core_name(config), run)
+
+
+def _defaults_like(kind: str, run: str, words: Sequence[str]) -> _Defaults:
+    """The defaults of a new run like another one. Raises a UserError if a preset is named, too."""
+    if _is_given("preset", words):
+        raise UserError("--like takes the place of --preset: give only one of them")
+    with user_errors():
+        config = read_config(Run(run), CONFIGS[kind])
     return _Defaults(config, core_name(config), run)
 
 
@@ -253,8 +269,8 @@ def parse_launch(words: Sequence[str]) -> LaunchOptions:
     options: LaunchOptions = parse_train("launch", words)
     if options.in_process:
         _require_no_cluster(options, words)
-    if options.resume:
-        _require_allowed(options, options.resume, words)
+    if other := options.resume or options.like:
+        _require_allowed(options, other, words)
     return options
 
 
@@ -270,7 +286,8 @@ def _require_no_cluster(options: LaunchOptions, words: Sequence[str]) -> None:
 
 
 def _require_allowed(options: LaunchOptions, run: str, words: Sequence[str]) -> None:
-    """Raises a UserError if the run that is resumed names code or a place of checkpoints that the user did not name."""
+    """Raises a UserError if the run that is resumed, or that a new one is like, names code or a place of checkpoints
+    that the user did not name."""
     from envs import require_consent
 
     # What the user typed is allowed; what only the run says is not.

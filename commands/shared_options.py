@@ -32,6 +32,9 @@ class TrainingOptions(Checked):
     """Folder of the run, new or empty; if not given, a new one in runs/, named after date, time and core."""
     resume: Annotated[str | None, tyro.conf.arg(metavar="DIR")] = None
     """Resume the run in this folder from its last readable checkpoint; most values may be changed."""
+    like: Annotated[str | None, tyro.conf.arg(metavar="DIR")] = None
+    """A new run with the configuration of the run in this folder, instead of a preset's, as far as no option changes
+    it: the same with another --seed, for example."""
     threads: Threads = 1
     """CPU threads of a learner."""
 
@@ -39,6 +42,8 @@ class TrainingOptions(Checked):
         super().__post_init__()
         if self.run and not self.new_folder:
             raise ValueError("--run names a new run and --resume an old one: give only one of them")
+        if self.like and self.resume:
+            raise ValueError("--like begins a new run and --resume goes on with an old one: give only one of them")
 
     @property
     def new_folder(self) -> bool:

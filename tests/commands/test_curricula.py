@@ -50,6 +50,33 @@ def test_tasks_have_an_actor_each(tmp_path: Path) -> None:
         assert parse_launch([*words, *given]).actors.num_actors == 2
 
 
+def test_a_run_like_another(copied: Callable[..., Path], tmp_path: Path, cli: Commands) -> None:
+    """With its configuration, but for what options change, and with none of its weights or checkpoints."""
+    source = copied("source", checkpoint_url=f"file://{tmp_path}/elsewhere")
+    folder = tmp_path / "run"
+    changed = ["--seed=7", "--learner.discount=0.5", "--frames=128"]
+    cli.run("launch", "--local", "--like", source, "--run", folder, *changed)
+    config, other = (json.loads((run / "config.json").read_text()) for run in (folder, source))
+    assert (config["seed"], config["learner"].pop("discount"), config["frames"]) == (7, 0.5, 128)
+    assert config["checkpoint_url"] is None
+    assert other["learner"].pop("discount") != 0.5
+    for name in ("seed", "frames", "checkpoint_url"):
+        del config[name], other[name]
+    assert config == other
+    assert saved_steps(folder)[0] == 0
+
+    for words, error in (
+        (["--preset", "level"], "--like takes the place of --preset: give only one of them"),
+        (["--resume", folder], "--like begins a new run and --resume goes on with an old one: give only one of them"),
+        (["--core", "lstm"], f"core: expected compressive as in {source}, got lstm"),
+    ):
+        cli.refuse("launch", "--like", source, *words, words=error)
+
+    # Another person's environment needs a permission, unless it is named.
+    foreign = copied("foreign", env="gym:my_module:MyEnv")
+    cli.refuse("launch", "--like", foreign, words="permit it with --allow 'gym:my_module:MyEnv'")
+
+
 def test_a_run_from_another(copied: Callable[..., Path], tmp_path: Path, cli: Commands) -> None:
     """The network is that of the other run, whatever the preset's; the other run is named, and may be lost later."""
     source, folder, env = copied("source"), tmp_path / "run", "rooms:small,object_scale=2.5"

@@ -225,6 +225,15 @@ def test_baselines_by_one_flag(core: str, corpus: Path, tmp_path: Path) -> None:
     assert config["reset_at_starts"]
 
 
+def test_a_model_like_another(trained: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    main(["text", "train", f"--like={trained}", f"--run={run}", "--learner.steps=2", "--seed=3"])
+    config, other = (json.loads((folder / "config.json").read_text()) for folder in (run, trained))
+    assert (config.pop("seed"), config["learner"].pop("steps")) == (3, 2)
+    assert (other.pop("seed"), other["learner"].pop("steps")) == (0, 40)
+    assert config == other
+
+
 def test_words_with_an_adaptive_softmax(corpus: Path, tmp_path: Path, cli: Commands) -> None:
     """There are no bits a byte: unknown words and lost spaces cannot be decoded."""
     run = tmp_path / "run"
