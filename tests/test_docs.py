@@ -196,7 +196,7 @@ def command_lines(page: Path, program: str) -> set[str]:
 def check_command(line: str) -> None:
     """Parses the words after `compressive`. Runs that it names are not there, so what is read from them is left out."""
     words = [STAND_INS.get(word, word) for word in shlex.split(line)]
-    for option in {"--resume", "--from-run"} & set(words):
+    for option in {"--resume", "--from-run", "--like"} & set(words):
         at = words.index(option)
         del words[at : at + 2]
     name, *rest = words
