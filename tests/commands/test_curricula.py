@@ -54,13 +54,13 @@ def test_a_run_like_another(copied: Callable[..., Path], tmp_path: Path, cli: Co
     """With its configuration, but for what options change, and with none of its weights or checkpoints."""
     source = copied("source", checkpoint_url=f"file://{tmp_path}/elsewhere")
     folder = tmp_path / "run"
-    changed = ["--seed=7", "--learner.discount=0.5", "--frames=128"]
+    changed = ["--seed=7", "--learner.discount=0.5", "--frames=128", "--video-episodes=0"]
     cli.run("launch", "--local", "--like", source, "--run", folder, *changed)
     config, other = (json.loads((run / "config.json").read_text()) for run in (folder, source))
     assert (config["seed"], config["learner"].pop("discount"), config["frames"]) == (7, 0.5, 128)
     assert config["checkpoint_url"] is None
     assert other["learner"].pop("discount") != 0.5
-    for name in ("seed", "frames", "checkpoint_url"):
+    for name in ("seed", "frames", "checkpoint_url", "video_episodes"):
         del config[name], other[name]
     assert config == other
     assert saved_steps(folder)[0] == 0

@@ -184,13 +184,13 @@ def test_measures_with_memory_of_earlier_images(
     """Each of two rows reads images that follow each other, from the start of one, and keeps the memory."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr("sequences.images.modality.IMAGES_OF_ROW", 4)
-    data = images_of(folder(tmp_path / "pictures", 81), reset_at_starts=False)
+    data = images_of(folder(tmp_path / "pictures", 41), reset_at_starts=False)
     torch.manual_seed(0)
     model = data.make_model().eval()
     split = data.splits["train"]
     whole = split.images(data.shape)
-    assert len(whole) == 71
-    rows = [whole[:36], whole[36:]] if images is None else [whole[:4], whole[35:39]]
+    assert len(whole) == 35
+    rows = [whole[:18], whole[18:]] if images is None else [whole[:4], whole[17:21]]
 
     losses = []
     for row in rows:
