@@ -145,6 +145,7 @@ def test_on_a_telephone_the_picture_stays_in_sight(tab: Tab, filmed: Path, tmp_p
     assert tab.locator("#slider").bounding_box()["y"] < height / 2
 
 
+@pytest.mark.slow
 def test_pages_side_by_side_go_together(tab: Tab, copied: Callable[..., Path], tmp_path: Path, cli: Commands) -> None:
     """In both, a step of one is chosen with its slider, and an episode, which begins with its first step."""
     run = copied(env="rooms:small,episode_frames=100")

@@ -30,6 +30,7 @@ def steps(store: Path) -> list[int]:
     return sorted(int(path.parent.name.partition("-")[0]) for path in store.glob("checkpoints/*/state.json"))
 
 
+@pytest.mark.slow
 def test_a_run_whose_machine_is_lost(finished: tuple[Path, str], tmp_path: Path, cli: Commands) -> None:
     """The last checkpoint behind the URL is resumed in another folder; the end is that of a run without loss."""
     straight, _ = finished

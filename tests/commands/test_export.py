@@ -178,6 +178,7 @@ def test_columns_of_actions_are_named_in_an_exported_file(tmp_path: Path, cli: C
     assert [column.get("effect") for column in said["policy"]["columns"]] == [None, "none", "none", "tanh"]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(importlib.util.find_spec("onnxscript") is None, reason="needs the extra onnx")
 def test_an_agent_is_exported_for_onnxruntime(
     finished: tuple[Path, str], tmp_path: Path, cli: Commands, monkeypatch: pytest.MonkeyPatch

@@ -51,6 +51,7 @@ def ask(here: Hub, cli: Commands, monkeypatch: pytest.MonkeyPatch) -> Callable[.
     return call
 
 
+@pytest.mark.slow
 def test_the_hub_is_asked_by_a_process_with_its_own_settings(here: Hub, tmp_path: Path, copied: Any) -> None:
     settings = {"HF_ENDPOINT": here.address, "HF_HOME": str(tmp_path / "home"), "HF_TOKEN": hub.TOKEN}
     result = run("push", copied(), NAME, "--video-episodes=0", **settings)

@@ -154,6 +154,7 @@ def test_visualize_writes_a_video_and_a_page(copied: Copied, tmp_path: Path, cli
     assert greedy["actions"] != five["actions"]
 
 
+@pytest.mark.slow
 def test_agents_side_by_side(copied: Copied, tmp_path: Path, cli: Commands) -> None:
     """Episodes begin alike, whatever the seeds of the runs; with the same weights all of their steps are alike."""
     short = "rooms:small,episode_frames=100"

@@ -235,6 +235,7 @@ def test_the_engine_walks_along_angles_of_16_bits() -> None:
     assert physics.stepped(-2.112) == -384 * 360 / 65536
 
 
+@pytest.mark.slow
 def test_the_pace_of_random_looks_differs_by_episode_within_3_percent() -> None:
     """By the way of a player at full speed in 20 frames, which begins at x = -232."""
     config = RoomsConfig(image_height=8, image_width=8, hud=False, action_repeat=1, looks="train")

@@ -276,6 +276,7 @@ def test_cleanrl_ppo_refuses_observations_of_several_parts() -> None:
         cleanrl_ppo.make_encoder(None, 8)
 
 
+@pytest.mark.slow
 def test_cleanrl_ppo_learns_choices_and_numbers() -> None:
     """Two numbers and two switches, which should repeat what is seen."""
     envs = SerialVectorEnv(lambda: adapt(Imitation(SPACES_OF_ACTIONS["Dict"], "vector")), 16)
