@@ -79,6 +79,21 @@ def action_space(envs: VectorEnv) -> ActionSpace:
     raise ValueError(f"action space: expected Discrete(n) from 0 or an ActionVector, got {space}")
 
 
+def action_names(envs: VectorEnv) -> tuple[str, ...]:
+    """A name for each action of a Discrete space, or for each column of an `ActionVector`.
+
+    If the environment has none, or not as many, those are their numbers, and the names of the parts.
+    """
+    space = envs.single_action_space
+    if isinstance(space, ActionVector):
+        own_names = space.column_names
+    else:
+        assert isinstance(space, spaces.Discrete)
+        own_names = tuple(str(action) for action in range(space.n))
+    names = tuple(envs.metadata.get("action_names", ()))
+    return names if len(names) == len(own_names) else own_names
+
+
 def observation_shape(envs: VectorEnv) -> Any:
     """The shape of what an agent sees, see `Interface`.
 

@@ -12,6 +12,7 @@ from actors.actor import Actor, Episode
 from actors.causes import Effects, effects
 from actors.config import MAX_EPISODE_STEPS
 from actors.evaluation import CHOICES, check_length
+from actors.interface import action_names
 from actors.recording import RENDERED_STEPS, Attention, Compressed, Recording, Situation
 from agent import AgentOutput, EnvOutput
 from agent.core import CompressiveTransformer, State, Transformer, leaves, map_state
@@ -19,7 +20,6 @@ from agent.core.config import LayerSizes
 from agent.policies import PolicySummary
 from agent.trajectory import Observation, image_of, sensed_of
 from envs import guard
-from envs.actions import ActionVector
 from envs.outputs import describe_value, is_picture
 
 MOST_FRAMES = 16
@@ -474,7 +474,7 @@ def _join(steps: list[_Step], episode: Episode, actor: Actor, counterfactual: _C
         last_observation=_parts_of_first_row(actor.env_output),
         words=_stack(_words_of_first_row(output) for output in given),
         terminated=bool(actor.env_output.discount[0] == 0),
-        action_names=_action_names(actor),
+        action_names=action_names(actor.envs),
         parts=tuple(getattr(actor.envs.single_action_space, "parts", ())),
         fps=float(metadata.get("render_fps") or 15),
         floor_plan=metadata.get("floor_plan"),
@@ -526,21 +526,6 @@ def _instructions(steps: Sequence[_Step]) -> tuple[str, ...] | None:
     if steps[0].instruction is None:
         return None
     return tuple(step.instruction or "" for step in steps)
-
-
-def _action_names(actor: Actor) -> tuple[str, ...]:
-    """A name for each action of a Discrete space, or for each column of a vector.
-
-    If the environment has none, or not as many, those are their numbers, and the names of the parts.
-    """
-    space = actor.envs.single_action_space
-    if isinstance(space, ActionVector):
-        own_names = tuple(space.column_names)
-    else:
-        num_actions = actor.agent.distribution.num_parameters
-        own_names = tuple(str(action) for action in range(num_actions))
-    names = tuple(actor.envs.metadata.get("action_names", ()))
-    return names if len(names) == len(own_names) else own_names
 
 
 def _join_attention(core: torch.nn.Module, steps: Sequence[_Step]) -> tuple[Attention, ...]:

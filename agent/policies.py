@@ -16,11 +16,10 @@ brings it into -1..1. Trajectories have what was sampled, because its density is
 P parameters, K columns.
 """
 
-import itertools
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from itertools import groupby
+from itertools import accumulate, groupby
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -138,7 +137,8 @@ class Policy(nn.Module, ABC):
         """Where the parameters of each column are, in words that JSON can hold; a Discrete space has one column.
 
         A choice has "logits", its first parameter and the one behind its last. A number has the index of its "mean" and
-        of its "log_scale", which is cut to the range "log_scale within", and "effect": what becomes of what is drawn.
+        of its "log_scale", which is cut to the range "log_scale within", and "effect", the function that the drawn
+        number passes through before the environment receives it.
         """
 
     @abstractmethod
@@ -429,7 +429,7 @@ class _Choices(_Block):
         return PolicySummary(probabilities, nothing, nothing)
 
     def layout(self, first: int) -> list[dict[str, Any]]:
-        ends = [first + end for end in itertools.accumulate(self.sizes)]
+        ends = [first + end for end in accumulate(self.sizes)]
         return [{"logits": [end - size, end]} for size, end in zip(self.sizes, ends, strict=True)]
 
     def _table(self, values: Tensor, missing: float) -> Tensor:

@@ -1,13 +1,15 @@
 """`compressive export`: a trained agent as a small folder, or as a file for other programs."""
 
-import math
 import shlex
 from typing import Any
 
 from rich.console import Console
 
+from actors.interface import action_names
 from commands.options import ExportOptions
-from envs import ActionVector, ChoiceColumn, make_vector, names, parse_spec, tasks
+from envs import ActionVector, make_vector, parse_spec, tasks
+from envs.names import gymnasium_name
+from reports.actions import columns_of
 from storage.errors import UserError, user_errors
 from storage.exchange import write_onnx, write_program
 from storage.files import folder_bytes
@@ -60,25 +62,24 @@ def _action_columns(trained: TrainedAgent) -> list[dict[str, Any]]:
     """The columns of an action as the environment receives it: names, and sizes of choices or bounds of numbers.
 
     A number from -1 to 1 stands for its bounds; without bounds, which are None then, it is the number itself.
+    A Discrete space has one column, with the names of its values.
     """
     first, *_ = tasks(trained.env)
     envs = make_vector(first, 1)
     try:
         space = envs.single_action_space
+        names = action_names(envs)
     finally:
         envs.close()
     if not isinstance(space, ActionVector):
-        num_actions = trained.agent.distribution.num_parameters
-        return [{"name": "action", "size": num_actions}]
-    own_names = iter(space.column_names)
+        return [{"name": "action", "size": len(names), "values": list(names)}]
     found: list[dict[str, Any]] = []
-    for part in space.parts:
-        if isinstance(part, ChoiceColumn):
-            found.append({"name": next(own_names), "size": part.size})
-            continue
-        for low, high in zip(part.low, part.high, strict=True):
-            bounds = [low, high] if math.isfinite(low) else None
-            found.append({"name": next(own_names), "bounds": bounds})
+    for column in columns_of(space.parts, names):
+        if column.size:
+            found.append({"name": column.name, "size": column.size})
+        else:
+            bounds = [column.low, column.high] if column.is_bounded else None
+            found.append({"name": column.name, "bounds": bounds})
     return found
 
 
@@ -91,4 +92,4 @@ def _name_for_example(trained: TrainedAgent) -> str | None:
     if len(played) > 1 or not is_discrete or made_for.vocabulary:
         return None
     (task,) = played
-    return names.gymnasium_name(*parse_spec(task))
+    return gymnasium_name(*parse_spec(task))

@@ -111,7 +111,7 @@ def parse_train(kind: str, words: Sequence[str]) -> Any:
 
     found = parse(options, f"compressive {command}", words, default=default)
     if is_agent and not found.resume:
-        found = _with_an_actor_a_task(found, words)
+        found = _with_actors_for_tasks(found, words)
     if defaults.run and found.core != defaults.core:
         raise UserError(f"core: expected {defaults.core} as in {defaults.run}, got {found.core}")
     if found.resume:
@@ -131,7 +131,7 @@ class _LaunchStart(TrainingOptions):
 class _Defaults(NamedTuple):
     """The values of options that are not typed: a configuration and the name of its core.
 
-    `run` is where they come from, whose core cannot be changed by its name; None for a preset.
+    `run` is where they come from, whose core cannot be changed; None for a preset.
     """
 
     config: Any
@@ -238,7 +238,7 @@ def _with_network(preset: str, other: RunConfig) -> RunConfig:
     return dataclasses.replace(config, agent=other.agent, actors=actors)
 
 
-def _with_an_actor_a_task(options: LaunchOptions, words: Sequence[str]) -> LaunchOptions:
+def _with_actors_for_tasks(options: LaunchOptions, words: Sequence[str]) -> LaunchOptions:
     """The options with as many actors as the run has tasks, if it has more and no number of actors is given."""
     from envs import tasks
 

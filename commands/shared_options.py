@@ -43,7 +43,7 @@ class TrainingOptions(Checked):
         if self.run and not self.new_folder:
             raise ValueError("--run names a new run and --resume an old one: give only one of them")
         if self.like and self.resume:
-            raise ValueError("--like begins a new run and --resume goes on with an old one: give only one of them")
+            raise ValueError("--like begins a new run and --resume continues an old one: give only one of them")
 
     @property
     def new_folder(self) -> bool:

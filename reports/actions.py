@@ -4,12 +4,13 @@ Actions of Discrete spaces have names of their own, `Recording.action_names`.
 """
 
 import math
+from collections.abc import Iterable
 from typing import NamedTuple
 
 import numpy as np
 
 from actors.recording import Recording
-from envs.actions import ChoiceColumn
+from envs.actions import ChoiceColumn, Part
 
 
 class Column(NamedTuple):
@@ -34,9 +35,14 @@ class Column(NamedTuple):
 
 def columns(recording: Recording) -> list[Column]:
     """The columns of its actions; none if they are those of a Discrete space."""
+    return columns_of(recording.parts, recording.action_names)
+
+
+def columns_of(parts: Iterable[Part], names_of_columns: Iterable[str]) -> list[Column]:
+    """The columns of the parts of an `envs.ActionVector`."""
     found: list[Column] = []
-    names = iter(recording.action_names)
-    for part in recording.parts:
+    names = iter(names_of_columns)
+    for part in parts:
         if isinstance(part, ChoiceColumn):
             found.append(Column(next(names), part.size, 0.0, part.size - 1.0))
             continue

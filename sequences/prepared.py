@@ -176,11 +176,11 @@ def _write_splits(
     vocabulary: int,
     show: Callable[[int, int], None],
     encode: Callable[[np.ndarray], np.ndarray],
-    leave_out: Callable[[str, Unreadable], None],
+    on_unreadable: Callable[[str, Unreadable], None],
 ) -> tuple[dict[str, Any], str]:
     """The places of each split that is written, with the "files" of its contents, and the digest of all contents.
 
-    `leave_out` is called with the name of a file that cannot be used, and the error.
+    `on_unreadable` is called with the name of a file that cannot be used, and the error.
     """
     numbers = itertools.count(1)
     total = sum(map(len, parts.values()))
@@ -193,7 +193,7 @@ def _write_splits(
             try:
                 contents = read()
             except Unreadable as error:
-                leave_out(name, error)
+                on_unreadable(name, error)
                 continue
             show(next(numbers), total)
             for content in contents:

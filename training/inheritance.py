@@ -19,9 +19,9 @@ VALUE = "value."
 def inherit(config: RunConfig, agent: Agent, allow: str | None = None) -> RunConfig:
     """Gives a new run's network, and its teacher, the weights of the last readable checkpoint of `config.from_run`.
 
-    The optimizer and all counters start anew, and values if a run has another number of tasks, or other units of them
-    (`learner.popart`). The environments may differ, also in frames a step. `allow` are those
-    whose code that run may name, and the URL of its checkpoints; see `envs.require_consent`.
+    The optimizer and all counters start anew. So do values if only one of the runs normalizes them (`learner.popart`),
+    or does so for another number of tasks. The environments may differ, also in frames a step. `allow` are those whose
+    code that run may name, and the URL of its checkpoints; see `envs.require_consent`.
 
     Returns:
         the configuration with the checkpoint in place of the run.
@@ -46,10 +46,10 @@ def inherit(config: RunConfig, agent: Agent, allow: str | None = None) -> RunCon
     try:
         require_interface(untaught(config.env), untaught(other.env))
     except ValueError as error:
-        raise ValueError(f"{error}; --env names another, instead of the one of the preset") from error
+        raise ValueError(f"{error} (without --env, the environment is that of the preset)") from error
 
     def begin_with(weights: Weights) -> None:
-        """Takes over all weights but those of values if a run has other tasks to learn the values of."""
+        """Takes over all weights, but not those of the value head where it has other columns."""
         if _value_columns(config) != _value_columns(other):
             kept = {name: weight for name, weight in weights.items() if not name.startswith(VALUE)}
             own = agent.alone().state_dict()

@@ -108,7 +108,7 @@ def check_call(inputs: Tensor, reset: Tensor, state: State, model_size: int, kin
             wrong_dtype = False  # a cache may have another precision than the inputs
         if wrong_dtype or leaf.shape[0] != batch_size or leaf.device != device:
             got = f"{leaf.dtype} with batch size {len(leaf)} on {leaf.device}"
-            expected = f"as the inputs, {inputs.dtype} with batch size {batch_size} on {device}"
+            expected = f"{inputs.dtype} with batch size {batch_size} on {device}, as the inputs"
             raise ValueError(f"state: expected {expected}, got {got}")
 
 

@@ -31,6 +31,12 @@ class CorpusConfig(Checked):
     skip_unreadable: bool = False
     """Leave out damaged files with a warning, instead of an error at the first."""
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.path == ROOMS and self.split_by != "file":
+            expected = f"expected file for {ROOMS!r}, whose episodes are never divided"
+            raise ValueError(f"split_by: {expected}, got {self.split_by}")
+
     @property
     def shape(self) -> tuple[int, int, int]:
         """Rows, columns and channels of an image."""

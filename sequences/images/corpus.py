@@ -89,7 +89,7 @@ def prepare(config: CorpusConfig, cache: Path, show: Callable[[int, int], None] 
     else:
         sources, identity = _files(config)
     identity |= {"format": _FORMAT, "shape": config.shape}
-    if _is_by_folder(config):
+    if config.split_by == "folder":
         identity["split_by"] = "folder"
     key = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:16]
     name = Path(config.path).name
@@ -110,17 +110,12 @@ def prepare(config: CorpusConfig, cache: Path, show: Callable[[int, int], None] 
     return target
 
 
-def _is_by_folder(config: CorpusConfig) -> bool:
-    """Whether folders are in one split as a whole; the level has none."""
-    return config.path != ROOMS and config.split_by == "folder"
-
-
 def _divide(sources: Iterable[str], config: CorpusConfig) -> dict[str, list[str]]:
     """The names of the sources in each split, those of a unit one after the other.
 
     Raises a ValueError if there are too few units.
     """
-    is_by_folder = _is_by_folder(config)
+    is_by_folder = config.split_by == "folder"
     units: dict[str, list[str]] = defaultdict(list)
     for source in sources:
         unit = str(PurePosixPath(source).parent) if is_by_folder else source

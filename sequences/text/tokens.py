@@ -145,7 +145,7 @@ def _digest(name: str, corpus: Corpus, kind: str, vocabulary: int | None) -> str
             data = document.read()
             digest.update(f"{split} {len(data)} ".encode())
             digest.update(hashlib.sha256(data).digest())
-            # Until November 2026 this became a separator.
+            # Until November 2026 this became a separator. The other texts keep their digest, as runs on them need it.
             if kind == "subwords" and tokenization.DOCUMENT.encode() in data:
                 digest.update(b"text")
     return digest.hexdigest()

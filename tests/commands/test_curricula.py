@@ -67,7 +67,7 @@ def test_a_run_like_another(copied: Callable[..., Path], tmp_path: Path, cli: Co
 
     for words, error in (
         (["--preset", "level"], "--like takes the place of --preset: give only one of them"),
-        (["--resume", folder], "--like begins a new run and --resume goes on with an old one: give only one of them"),
+        (["--resume", folder], "--like begins a new run and --resume continues an old one: give only one of them"),
         (["--core", "lstm"], f"core: expected compressive as in {source}, got lstm"),
     ):
         cli.refuse("launch", "--like", source, *words, words=error)

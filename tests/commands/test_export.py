@@ -139,7 +139,9 @@ def test_shared_metrics_are_json_that_every_reader_takes(
 
 
 class Crane(gymnasium.Env[Any, Any]):
-    """A switch, and numbers of which one has bounds."""
+    """A choice, and numbers of which one has bounds."""
+
+    metadata: dict[str, Any] = {"action_names": ("hook", "push along", "push across", "wind")}  # noqa: RUF012
 
     observation_space = gymnasium.spaces.Box(-1, 1, (2,), np.float32)
     action_space = gymnasium.spaces.Dict(
@@ -170,8 +172,8 @@ def test_columns_of_actions_are_named_in_an_exported_file(tmp_path: Path, cli: C
     said = json.loads(extra[KEY])
     assert said["action"] == [
         {"name": "hook", "size": 3},
-        {"name": "push[0]", "bounds": None},
-        {"name": "push[1]", "bounds": None},
+        {"name": "push along", "bounds": None},
+        {"name": "push across", "bounds": None},
         {"name": "wind", "bounds": [-2.0, 6.0]},
     ]
     assert list(said["policy"]["columns"][0]) == ["logits"]

@@ -74,7 +74,7 @@ def test_what_a_run_cannot_start_from(tmp_path: Path) -> None:
         ({"agent": wider}, r"^agent\.torso_size: expected 8 as in .*source, got 9$"),
         ({"agent": dataclasses.replace(AGENT, core=LSTMConfig(9))}, r"^agent\.core\.model_size: expected 8 as in"),
         ({"env": "rooms:small,image_width=40"}, r"^env: expected observations \[24, 32, 3\].* got .*\[24, 40, 3\]"),
-        ({"env": "gym:CartPole-v1"}, "^env: expected .*9 actions.*, got .*2 actions.*; --env names another"),
+        ({"env": "gym:CartPole-v1"}, "^env: expected .*9 actions.*, got .*2 actions.*without --env"),
     ):
         with pytest.raises(ValueError, match=words):
             inheriting(tmp_path / "source", **changes).inherit()

@@ -189,6 +189,9 @@ def test_frames_of_a_folder_stay_together_and_in_order(tmp_path: Path) -> None:
         videos += [video for video, _ in found[::12]]
     assert sorted(videos) == list(range(6))
 
+    with pytest.raises(ValueError, match="split_by: expected file for 'rooms', whose episodes are never divided"):
+        CorpusConfig(split_by="folder")
+
     # Beside the same files each by itself.
     assert digest_of(CorpusConfig(str(root), 8, 8), tmp_path / "cache") != digest_of(config, tmp_path / "cache")
 
