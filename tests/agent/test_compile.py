@@ -47,7 +47,7 @@ CONFIGS: dict[str, Any] = {
 }
 
 
-FEW = ("post", "transformer-xl", "routing", "gru", "lru", "deltanet", "memoryless")
+FEW = ("post", "routing", "lru", "deltanet", "memoryless")
 LEARNING = []
 for name, config in CONFIGS.items():
     marks = [] if name in FEW else [pytest.mark.slow]

@@ -251,12 +251,12 @@ def test_what_is_not_finite_is_gone_with_its_step(
 ) -> None:
     """For other steps, the state, losses and gradients it counts as 0."""
     core = build(config).train()
-    sequence = Sequence(2, 40, {(0, 13), (1, 0)})
-    broken = torch.zeros(2, 40, SIZE, dtype=torch.bool)
+    sequence = Sequence(2, 26, {(0, 13), (1, 0)})
+    broken = torch.zeros(2, 26, SIZE, dtype=torch.bool)
     if where == "inputs":
         broken[0, [0, 3, 11]] = True
         broken[0, 12, 1] = True
-        broken[1, 38] = True
+        broken[1, 24] = True
     good_steps = ~broken.any(dim=2)
 
     def outcome(value: float) -> list[Any]:
@@ -273,7 +273,7 @@ def test_what_is_not_finite_is_gone_with_its_step(
         grads = tuple(parameter.grad for parameter in core.parameters() if parameter.grad is not None)
 
         with torch.no_grad():
-            stepped, after = run(core, inputs, sequence.reset, core.with_cache(state), range(1, 40))
+            stepped, after = run(core, inputs, sequence.reset, core.with_cache(state), range(1, 26))
         losses = tuple(output.losses.values())
         return [output.features[good_steps], output.state, losses, grads, stepped[good_steps], after]
 

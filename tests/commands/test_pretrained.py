@@ -12,9 +12,11 @@ from training.presets import make_preset
 
 FOLDER = Path(__file__).parents[2] / "pretrained"
 AGENTS = sorted(path.parent.name for path in FOLDER.glob("*/config.json"))
+CASES = [pytest.param(name, marks=[pytest.mark.slow] if name == "transfer" else []) for name in AGENTS]
+"""Its surfaces take 6 s to draw."""
 
 
-@pytest.mark.parametrize("name", AGENTS)
+@pytest.mark.parametrize("name", CASES)
 def test_a_trained_agent_plays_as_its_table_says(name: str, cli: Commands) -> None:
     folder = FOLDER / name
     assert sum(path.stat().st_size for path in folder.rglob("*") if path.is_file()) < 2e6, "weights and curves"

@@ -223,17 +223,13 @@ def simulate(specs: dict[str, tuple[int, int]]) -> None:
     )
 
 
-def test_the_kernel_equals_the_cpu_in_the_simulator() -> None:
-    simulate(SIMULATED)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "specs",
-    [SIMULATED_LARGER, EVERY_VARIANT, {"rooms:full": (365, 10), "rooms:transfer": (365, 10)}],
-    ids=["larger", "variants", "full-size"],
+    [SIMULATED, SIMULATED_LARGER, EVERY_VARIANT, {"rooms:full": (365, 10), "rooms:transfer": (365, 10)}],
+    ids=["small", "larger", "variants", "full-size"],
 )
-def test_the_kernel_equals_the_cpu_in_the_simulator_for_longer(specs: dict[str, tuple[int, int]]) -> None:
+def test_the_kernel_equals_the_cpu_in_the_simulator(specs: dict[str, tuple[int, int]]) -> None:
     simulate(specs)
 
 

@@ -68,6 +68,7 @@ def test_it_is_faster_than_the_scripted_player_and_always_right(actions: str) ->
     assert not planned.state.wrong.any()
 
 
+@pytest.mark.slow
 def test_it_plans_with_the_pace_of_random_looks() -> None:
     config = replace(VARIANTS["transfer"], image_height=8, image_width=8, hud=False)
     planned = RoomsVectorEnv(2, config)

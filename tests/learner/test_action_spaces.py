@@ -92,7 +92,8 @@ class Imitation(gymnasium.Env[Any, Any]):
         return (chosen == right).astype(float).tolist()
 
 
-CASES = [(name, "vector") for name in SPACES]
+QUICK = ("Box", "Box without bounds")
+CASES = [pytest.param(name, "vector", marks=[] if name in QUICK else [pytest.mark.slow]) for name in SPACES]
 CASES += [("Discrete from 3", "parts"), ("Dict", "parts")]
 
 

@@ -75,7 +75,7 @@ def batches(number: int, **options: Any) -> list[Trajectory]:
 def test_a_replay_does_what_the_operations_do(config: Any) -> None:
     """Weights, statistics and metrics, bit by bit; read or not."""
     recorded, plain = both(core=config)
-    for number, batch in enumerate(batches(WARM_UP + 5, core=config)):
+    for number, batch in enumerate(batches(WARM_UP + 3, core=config)):
         read = number % 3 != 1
         assert recorded.update(batch, read) == plain.update(batch, read)
         expected_graphs = 1 if number >= WARM_UP else 0
