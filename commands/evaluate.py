@@ -3,18 +3,18 @@
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from rich.console import Console
 
-from actors import ActorsConfig
+from actors import ActorsConfig, Episode
 from commands.options import EvaluateOptions
 from commands.shared_options import PlayOptions
 from envs import limit_calls, prepare, tasks
 from reports.tables import evaluation_rows, print_evaluations
 from storage.errors import user_errors
-from storage.files import format_json, is_url, require_output
+from storage.files import format_csv, format_json, is_url, replacing, require_output
 from storage.remote import opened
 from storage.run import Run
 from training.config import core_name
@@ -22,26 +22,53 @@ from training.console import Busy, counting, playing, say_all, say_skipped
 from training.evaluation import TrainedAgent, load_trained_agent, play, play_script, record, summarize
 
 
+class Evaluation(NamedTuple):
+    """Episodes of one player: its name, the summary, and all episodes."""
+
+    player: str
+    summary: dict[str, Any]
+    episodes: list[Episode]
+
+
 def evaluate(options: EvaluateOptions) -> None:
     """Runs the command."""
     # With JSON the standard output has nothing else; "[...]" in a path and ":x:" in an environment are no markup.
     console = Console(stderr=options.json, markup=False, emoji=False)
+    for name, path in (("video", options.video), ("csv", options.csv)):
+        if path:
+            with user_errors(name):
+                path.parent.mkdir(parents=True, exist_ok=True)
+                require_output(path)
+
     if options.policy != "agent":
-        _print([_play_script(options, console)], options, console)
-        return
-    if options.video:
-        with user_errors("video"):
-            require_output(options.video)
-    with opened_runs(options.runs, console) as runs:
-        players = [load(run, options, console, options.env) for run in runs]  # all, before any plays
-        evaluated = [_play(player, name, options, console) for player, name in zip(players, options.runs)]
-    if options.video:
-        _film(players[0], options, options.video, console)
-    _print(evaluated, options, console)
+        evaluations = [_play_script(options, console)]
+    else:
+        with opened_runs(options.runs, console) as runs:
+            players = [load(run, options, console, options.env) for run in runs]  # all, before any plays
+            evaluations = [_play(player, name, options, console) for player, name in zip(players, options.runs)]
+        if options.video:
+            _film(players[0], options, options.video, console)
+
+    if options.csv:
+        _write_csv(options.csv, evaluations)
+    summaries = [evaluation.summary for evaluation in evaluations]
+    _print(summaries, options, console)
 
 
-def _play(player: TrainedAgent, name: str, options: EvaluateOptions, console: Console) -> dict[str, Any]:
-    """The summary of episodes that an agent plays. `name`: of its run, as the user typed it."""
+def _write_csv(path: Path, evaluations: Sequence[Evaluation]) -> None:
+    """Writes a row for each episode."""
+    rows: list[dict[str, Any]] = []
+    for evaluation in evaluations:
+        for episode in evaluation.episodes:
+            counters = {f"counter/{name}": value for name, value in episode.metrics.items()}
+            about = {"player": evaluation.player, "environment": episode.task}
+            rows.append({**about, "return": episode.score, "steps": episode.steps, **counters})
+    with user_errors("csv"), replacing(path) as temporary:
+        temporary.write_text(format_csv(rows))
+
+
+def _play(player: TrainedAgent, name: str, options: EvaluateOptions, console: Console) -> Evaluation:
+    """Episodes that an agent plays. `name`: of its run, as the user typed it."""
     env = player.env
     shown = player.run.name
     checkpoint = str(player.checkpoint.path)
@@ -55,7 +82,7 @@ def _play(player: TrainedAgent, name: str, options: EvaluateOptions, console: Co
     with counting(console, f"playing {shown}", count, "episodes") as progress:
         episodes = play(player.config, player.agent, options.episodes, options.seed, sample, env, progress)
     about = {"run": name, "checkpoint": checkpoint, "core": core_name(player.config)}
-    return about | summarize(episodes, env)
+    return Evaluation(name, about | summarize(episodes, env), episodes)
 
 
 def _film(player: TrainedAgent, options: EvaluateOptions, video: Path, console: Console) -> None:
@@ -92,8 +119,8 @@ def load(run: Run, options: PlayOptions, console: Console, env: str | None = Non
     return player
 
 
-def _play_script(options: EvaluateOptions, console: Console) -> dict[str, Any]:
-    """The summary of episodes that a scripted policy plays."""
+def _play_script(options: EvaluateOptions, console: Console) -> Evaluation:
+    """Episodes that a scripted policy plays."""
     env = options.env or ""
     limits = options.limits(ActorsConfig())
     limit_calls(limits.step_seconds)
@@ -103,7 +130,8 @@ def _play_script(options: EvaluateOptions, console: Console) -> dict[str, Any]:
         with counting(console, f"playing {options.policy}", count, "episodes") as progress:
             steps = limits.max_episode_steps
             episodes = play_script(options.policy, env, options.episodes, options.seed, steps, progress)
-    return {"policy": options.policy, **summarize(episodes, env)}
+    summary = {"policy": options.policy, **summarize(episodes, env)}
+    return Evaluation(options.policy, summary, episodes)
 
 
 def _print(evaluated: list[dict[str, Any]], options: EvaluateOptions, console: Console) -> None:
@@ -117,8 +145,9 @@ def _print(evaluated: list[dict[str, Any]], options: EvaluateOptions, console: C
     (summary,) = evaluated
     rows: dict[str, str] = {name: summary[name] for name in ("policy", "checkpoint", "environment") if name in summary}
     rows |= evaluation_rows(summary)
-    if options.video:
-        rows["video"] = str(options.video)
+    for name, path in (("video", options.video), ("csv", options.csv)):
+        if path:
+            rows[name] = str(path)
     if "tasks" in summary:
         print_evaluations(console, summary["tasks"])
     say_all(console, rows)

@@ -153,6 +153,8 @@ class EvaluateOptions(PlayOptions):
     actions."""
     json: bool = False
     """Print JSON, a list with an object for each run, instead of a table."""
+    csv: Annotated[Path | None, tyro.conf.arg(metavar="FILE")] = None
+    """Also write a row for each episode to this CSV: its return, steps and counters."""
     video: Annotated[Path | None, tyro.conf.arg(metavar="FILE")] = None
     """Also film two episodes, of the first task if there are several, to this MP4."""
 

@@ -2,9 +2,7 @@
 installed, figures for papers. Nothing is computed here but for the shape of tables; the sentences of the page are those
 of `reports.conclusions`."""
 
-import csv
 import importlib.util
-import io
 import itertools
 import math
 import re
@@ -34,7 +32,7 @@ from reports.conclusions import (
 from reports.pages import points, rounded, write_page
 from reports.report import levels, lines_of, pages_about, pages_of, rules
 from reports.tables import print_table, significant
-from storage.files import replacing
+from storage.files import format_csv, replacing
 from storage.run import Run
 from training.console import plural, quantity
 from training.grid import IGNORED
@@ -78,7 +76,7 @@ def write_reports(folder: Path, comparisons: Sequence[Comparison], missing: Mapp
 def _write_report(page: Path, beside: Path, data: Mapping[str, Any], comparison: Comparison) -> Path:
     """Writes a page, and its tables and, if matplotlib is installed, figures into a folder; returns the page's path."""
     beside.mkdir(parents=True, exist_ok=True)
-    files = {f"{name}.csv": to_csv(rows).encode() for name, rows in tables(comparison).items()}
+    files = {f"{name}.csv": format_csv(rows).encode() for name, rows in tables(comparison).items()}
     if importlib.util.find_spec("matplotlib"):
         from reports.figures import draw
 
@@ -162,25 +160,6 @@ def _variant_row(comparison: Comparison, variant: Variant) -> dict[str, Any]:
 
 def _size(variant: Variant) -> dict[str, Any]:
     return {"state_bytes": variant.state_bytes, "reach": variant.reach}
-
-
-def to_csv(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Rows with the same fields as CSV; None and NaN are empty, and floats are written exactly."""
-    text = io.StringIO()
-    writer = csv.DictWriter(text, list(rows[0]) if rows else [], lineterminator="\n")
-    writer.writeheader()
-    for row in rows:
-        writer.writerow({name: _csv_value(cell) for name, cell in row.items()})
-    return text.getvalue()
-
-
-def _csv_value(cell: Any) -> Any:
-    """A cell as `csv` is to write it."""
-    if not isinstance(cell, float):
-        return cell
-    if math.isnan(cell):
-        return ""
-    return float(cell)  # not numpy's
 
 
 def page_data(folder: Path, comparison: Comparison, missing: Mapping[str, str], command: str) -> dict[str, Any]:

@@ -17,11 +17,11 @@ import torch
 from agent.core.matching import bytes_of_state
 from envs import reference_scores
 from reports.comparison import KIND, Estimate, FinishedRun, estimate, is_confirmed, repeated
-from reports.comparison_page import FOLDER, cell_text, to_csv
+from reports.comparison_page import FOLDER, cell_text
 from reports.pages import write_page
 from reports.statistics import chance_of_improvement, interquartile_mean, mean, probability_of_improvement
 from reports.tables import significant
-from storage.files import format_json, replacing
+from storage.files import format_csv, format_json, replacing
 from training.config import RunConfig
 from training.console import plural, quantity
 from training.factories import make_agent
@@ -297,7 +297,7 @@ def as_files(board: Scoreboard) -> dict[str, bytes]:
     scores = _markdown(as_table(board))
     costs = _markdown(costs_table(board))
     texts = {
-        "scoreboard.csv": to_csv(rows),
+        "scoreboard.csv": format_csv(rows),
         "scoreboard.json": f"{format_json(rows, indent=1)}\n",
         "scoreboard.md": f"{scores}\n\n{costs}\n",
     }

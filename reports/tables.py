@@ -32,7 +32,19 @@ def _in_words(scale: str) -> str:
 
 
 RESULTS = ("episodes", "return", "correct choices", "score", *map(_in_words, SCALES))
-WHERE = ("policy", "run", "core", "environment", "frames, steps", "training", "video", "page", "checkpoint", "metrics")
+WHERE = (
+    "policy",
+    "run",
+    "core",
+    "environment",
+    "frames, steps",
+    "training",
+    "video",
+    "csv",
+    "page",
+    "checkpoint",
+    "metrics",
+)
 RESERVED = frozenset([*RESULTS, *WHERE])
 """Names of rows beside those of an environment's counters."""
 

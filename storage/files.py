@@ -1,8 +1,11 @@
-"""Files, JSON and URLs. Folders may be prepared by others: only regular files are opened, and replaced as a whole."""
+"""Files, JSON, CSV, URLs. Folders may be prepared by others: only regular files are opened, and replaced as a whole."""
 
+import csv
 import errno
 import importlib
+import io
 import json
+import math
 import os
 import re
 import secrets
@@ -158,6 +161,26 @@ def write_json(path: Path | str, value: object) -> None:
     text = format_json(value, indent=2)
     with replacing(Path(path)) as temporary:
         temporary.write_text(text + "\n")
+
+
+def format_csv(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Rows as CSV with the fields of all of them; what is missing, None or NaN is empty, and floats are exact."""
+    fields = dict.fromkeys(name for row in rows for name in row)
+    text = io.StringIO()
+    writer = csv.DictWriter(text, list(fields), lineterminator="\n")
+    writer.writeheader()
+    for row in rows:
+        writer.writerow({name: _csv_value(cell) for name, cell in row.items()})
+    return text.getvalue()
+
+
+def _csv_value(cell: Any) -> Any:
+    """A cell as `csv` is to write it."""
+    if not isinstance(cell, float):
+        return cell
+    if math.isnan(cell):
+        return ""
+    return float(cell)  # not numpy's
 
 
 def require_schema(value: Any, schema: Schema, where: str) -> None:

@@ -13,7 +13,7 @@ from envs import mean_normalised, tasks
 from storage.files import Json, Schema, abbreviate, require_schema
 from training.config import RunConfig
 from training.factories import episode_metrics, interface
-from training.stages import Stage, read_stage
+from training.stages import MEASURES, Stage, read_stage
 
 EPISODES = 200
 """Episodes of each task over which scores are means. A score ends no stage before there are as many."""
@@ -34,7 +34,7 @@ class Curriculum:
 
     Raises:
         ValueError: if there are too many stages; if the environments differ in observations, actions or frames a step,
-            or have more tasks than there are actors; if a stage waits for correct choices where none are counted; or,
+            or have more tasks than there are actors; if a stage waits for what its environment does not count; or,
             with PopArt, if their numbers of tasks do not fit.
         ImportError: if one needs a package that is not installed.
     """
@@ -60,16 +60,21 @@ class Curriculum:
             if config.learner.popart and columns % count:
                 expected = f"a number of tasks that divides the {columns} of --env, for learner.popart"
                 raise ValueError(f"stages: expected {expected}, got {count} in {env}")
-        self._require_choices()
+        self._require_counters()
         self.action_repeat = last.action_repeat
         self.enter(0, 0)
 
-    def _require_choices(self) -> None:
-        """Raises a ValueError if a stage waits for correct choices where none are counted: that never comes true."""
+    def _require_counters(self) -> None:
+        """Raises a ValueError if a stage waits for what its environment does not count: that never comes true."""
         for stage in self.stages:
-            if "correct" in stage.limits and not set(CHOICES) <= episode_metrics(stage.env):
+            counted = episode_metrics(stage.env)
+            if "correct" in stage.limits and not set(CHOICES) <= counted:
                 expected = f"an environment that counts {' and '.join(CHOICES)}"
                 raise ValueError(f"stages: until correct: expected {expected}, got {stage.env}")
+            for name in stage.counters:
+                if name not in counted:
+                    known = ", ".join([*MEASURES, *sorted(counted)])
+                    raise ValueError(f"stages: until: expected one of {known} in {stage.env}, got {name!r}")
 
     def enter(self, number: int, begin: int) -> None:
         """Goes to a stage, which has had no episodes yet."""
@@ -93,6 +98,8 @@ class Curriculum:
         if all(len(episodes) == EPISODES for episodes in self.recent.values()):
             measured["correct"] = self.correct()
             measured["return"] = self.mean_return()
+            for name in self.stages[self.number].counters:
+                measured[name] = self._mean_of(name)
 
         # One limit that is reached ends the stage.
         limits = self.stages[self.number].limits
@@ -136,6 +143,11 @@ class Curriculum:
     def correct(self) -> float:
         """Share of correct choices over the last episodes of all tasks; NaN without choices."""
         return correct_fraction(self._episodes())
+
+    def _mean_of(self, counter: str) -> float:
+        """Mean of a counter over the last episodes of all tasks that have it; NaN if none has."""
+        values = [episode.metrics[counter] for episode in self._episodes() if counter in episode.metrics]
+        return float(np.mean(values)) if values else math.nan
 
     def _episodes(self) -> list[Episode]:
         """The last episodes of all tasks."""

@@ -4,19 +4,25 @@ import re
 from typing import NamedTuple
 
 MEASURES = ("correct", "return", "frames")
-_CONDITION = re.compile(rf"({'|'.join(MEASURES)}) (-?\d+(?:\.\d+)?(?:e[+-]?\d+)?)([kMG]?)")
+"""Measures that are no counters of an environment."""
+_CONDITION = re.compile(r"(\S+) (-?\d+(?:\.\d+)?(?:e[+-]?\d+)?)([kMG]?)")
 _SIZES = {"": 1.0, "k": 1e3, "M": 1e6, "G": 1e9}
 
 
 class Stage(NamedTuple):
     """An environment that is trained on until a measure reaches its limit; without limits until the run's end.
 
-    Measures: "correct", the share of correct choices (0 to 1), and "return", the mean score, both over the last
-    episodes of the stage; "frames", learned from in the stage.
+    Measures: over the last episodes of the stage "correct", the share of correct choices (0 to 1), "return", the mean
+    score, and any counter of the environment by its name, its mean; "frames", learned from in the stage.
     """
 
     env: str
     limits: dict[str, float]
+
+    @property
+    def counters(self) -> tuple[str, ...]:
+        """Counters of the environment that end the stage."""
+        return tuple(name for name in self.limits if name not in MEASURES)
 
 
 def read_stage(text: str) -> Stage:
@@ -37,7 +43,8 @@ def read_stage(text: str) -> Stage:
 
     # A condition that is no condition, or one of a measure that another has already, has left no limit.
     if not env or len(limits) < len(conditions):
-        expected = "'ENV until CONDITION', the conditions being correct SHARE, return SCORE or frames NUMBER, as in"
+        conditions_there_are = "correct SHARE, return SCORE, COUNTER MEAN or frames NUMBER"
+        expected = f"'ENV until CONDITION', the conditions being {conditions_there_are}, as in"
         raise ValueError(f"stages: expected {expected} 'rooms:small until correct 0.9 or frames 2M', got {text!r}")
     share = limits.get("correct", 1.0)
     frames = limits.get("frames", 1.0)

@@ -1,5 +1,6 @@
 """`compressive evaluate` of several runs, of oracles and of random actions."""
 
+import csv
 import io
 import json
 from collections.abc import Callable
@@ -44,6 +45,28 @@ def test_random_actions_reach_their_reference_score(env: str, episodes: int, cli
     assert low < summary["oracle_normalised"] < high
     assert evaluated(cli, *arguments) == [summary], "the same seed"
     assert evaluated(cli, *arguments, "--seed", "1") != [summary]
+
+
+def test_every_episode_is_a_row_of_the_csv(tmp_path: Path, cli: Commands) -> None:
+    """What a task does not count is empty."""
+    path = tmp_path / "new" / "episodes.csv"
+    tasks = [SHORT, "diagnostic:recall,delay=2"]
+    arguments = ["--policy", "random", "--env", ",".join(tasks), "--episodes", 5, "--csv", path]
+    (summary,) = evaluated(cli, *arguments)
+
+    with path.open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) == summary["episodes"] == 10
+    for task, part in zip(tasks, summary["tasks"]):
+        own = [row for row in rows if row["environment"] == task]
+        assert {row["player"] for row in own} == {"random"}
+        assert sum(float(row["return"]) for row in own) / 5 == pytest.approx(part["return"]["mean"])
+    assert {row["steps"] for row in own} == {"3"}
+    assert {row["counter/correct_choices"] for row in own} == {""}
+    choices = [float(row["counter/correct_choices"]) + float(row["counter/wrong_choices"]) for row in rows[:5]]
+    assert sum(choices) / 5 == pytest.approx(summary["tasks"][0]["choices_per_episode"])
+
+    cli.refuse("evaluate", *arguments[:-1], tmp_path, words=["csv", "expected a regular file, got a folder"])
 
 
 @pytest.mark.parametrize("greedy", [False, True])

@@ -94,7 +94,7 @@ class Imitation(gymnasium.Env[Any, Any]):
 
 QUICK = ("Box", "Box without bounds")
 CASES = [pytest.param(name, "vector", marks=[] if name in QUICK else [pytest.mark.slow]) for name in SPACES]
-CASES += [("Discrete from 3", "parts"), ("Dict", "parts")]
+CASES += [pytest.param(name, "parts") for name in ("Discrete from 3", "Dict")]
 
 
 @pytest.mark.parametrize(("name", "observation"), CASES)

@@ -43,6 +43,7 @@ def few(monkeypatch: pytest.MonkeyPatch) -> None:
         ("rooms:small until correct 0.9", {"correct": 0.9}),
         ("rooms:small until return -3.5 or frames 2M", {"return": -3.5, "frames": 2e6}),
         ("rooms:small  until frames 1e6", {"frames": 1e6}),
+        ("rooms:small until success 0.5 or return 3", {"success": 0.5, "return": 3.0}),
     ],
 )
 def test_stages_as_they_are_written(text: str, limits: dict[str, float]) -> None:
@@ -233,6 +234,24 @@ def test_no_stage_repeats_the_episodes_of_another() -> None:
     assert last == episode_stream(found.generation(0), 0, 0), "a stage that is resumed more often repeats its own"
     with pytest.raises(ValueError, match="stages: expected at most 31, got 32"):
         Curriculum(dataclasses.replace(many, stages=(*many.stages, many.stages[0])))
+
+
+def test_a_counter_of_the_environment_ends_a_stage() -> None:
+    found = Curriculum(dataclasses.replace(CONFIG, stages=("rooms:small until wrong_choices 2 or frames 400",)))
+    found.remember(episodes(199, right=9, wrong=3))
+    assert not found.ended(0), "too few episodes"
+    found.remember(episodes(1))
+    assert found.ended(0), "a mean of 2.985"
+    found.remember(episodes(70, wrong=0))
+    assert not found.ended(0), "130 of 200 episodes have 3"
+    assert found.ended(100), "400 frames"
+
+
+def test_what_is_not_counted_ends_no_stage() -> None:
+    misspelt = dataclasses.replace(CONFIG, stages=("rooms:small until corect 0.9",))
+    words = "one of correct, return, frames, correct_choices, wrong_choices in rooms:small, got 'corect'"
+    with pytest.raises(ValueError, match=f"^stages: until: expected {words}"):
+        Curriculum(misspelt)
 
 
 def test_correct_choices_are_waited_for_only_where_they_are_counted() -> None:
