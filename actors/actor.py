@@ -167,8 +167,11 @@ class Player:
         """The episode that has ended in an environment."""
         metrics = {}
         for name in self.episode_metrics:
-            counter = self.infos[name][index]
-            metrics[name] = float(counter)
+            # An episode that a time limit has cut may have none.
+            given = self.infos.get(f"_{name}")
+            if given is None or given[index]:
+                counter = self.infos[name][index]
+                metrics[name] = float(counter)
         return Episode(
             score=float(self.scores[index]),
             steps=int(self.lengths[index]),

@@ -5,6 +5,7 @@
 
 import functools
 import importlib.util
+import inspect
 import os
 import re
 import sys
@@ -44,6 +45,8 @@ MINIGRID_BITS = (11, 6, 3)
 """One-hot bits of a cell of MiniGrid's view: its kind (11), colour (6) and state (3)."""
 MISSION_CHARACTERS = 1000
 """More than a mission of BabyAI has."""
+_warned: set[str] = set()
+"""Environments that have been made in this process, with the warnings of gymnasium."""
 
 
 def make_env(name: str, /, *, view: str = "symbols", tile: int = 8, **fields: Any) -> Env:
@@ -51,7 +54,7 @@ def make_env(name: str, /, *, view: str = "symbols", tile: int = 8, **fields: An
 
     Args:
         name: as in `gymnasium.make`, for instance "CartPole-v1" or "package:Id-v0", which imports the package first;
-            or "module:Class" of an environment that is not registered.
+            or "module:Class" of an environment that is not registered, or "module:function" that makes one.
         view: of MiniGrid: symbols or pixels.
         tile: height and width of a cell of MiniGrid in pixels.
         fields: arguments of the environment and of `gymnasium.make`, such as max_episode_steps.
@@ -62,11 +65,14 @@ def make_env(name: str, /, *, view: str = "symbols", tile: int = 8, **fields: An
     """
     if name.count(":") > 1:
         raise ValueError("expected an id such as CartPole-v1, or package:id")
-    identity = spec_of_class(name) or register(name)
+    identity = spec_of_object(name) or register(name)
     try:
         with warnings.catch_warnings():
             # Films try whether an environment draws itself: it need not say before that it does.
             warnings.filterwarnings("ignore", ".*render_mode", UserWarning)
+            if name in _warned:
+                warnings.simplefilter("ignore", UserWarning)  # said for each environment of a batch otherwise
+            _warned.add(name)
             env = checked(gymnasium.make(identity, disable_env_checker=True, **fields))
     except gymnasium.error.DependencyNotInstalled as error:
         raise ImportError(f"gym:{name}: {error}") from None
@@ -81,7 +87,7 @@ def make_env(name: str, /, *, view: str = "symbols", tile: int = 8, **fields: An
     except gymnasium.error.Error as error:
         module, colon, identity = name.partition(":")
         has_no_class = colon and not package_of(name)
-        also = f" Nor has {module} a gymnasium.Env of the name {identity}." if has_no_class else ""
+        also = f" Nor has {module} a gymnasium.Env, or a function, of the name {identity}." if has_no_class else ""
         raise ValueError(f"{error}{also}") from error
     if "minigrid" in sys.modules and isinstance(env.unwrapped, sys.modules["minigrid"].minigrid_env.MiniGridEnv):
         env = _minigrid(env, view, tile)
@@ -90,8 +96,8 @@ def make_env(name: str, /, *, view: str = "symbols", tile: int = 8, **fields: An
     return adapt(env)
 
 
-def spec_of_class(name: str) -> EnvSpec | None:
-    """What gymnasium makes an environment from that is no registered id, but a class, "module:Class"; None for an id.
+def spec_of_object(name: str) -> EnvSpec | None:
+    """What gymnasium makes an environment from that is no registered id, but a class or function; None for an id.
 
     Raises an ImportError if there is no such module.
     """
@@ -100,8 +106,9 @@ def spec_of_class(name: str) -> EnvSpec | None:
         return None
     imported = import_named(module, f"gym:{name}")
     found = getattr(imported, identity, None)
-    is_environment = isinstance(found, type) and issubclass(found, gymnasium.Env)
-    if not is_environment or identity in gymnasium.registry:
+    is_class = isinstance(found, type) and issubclass(found, gymnasium.Env)
+    makes_one = is_class or inspect.isfunction(found)
+    if not makes_one or identity in gymnasium.registry:
         return None
     return EnvSpec(f"{identity}-v0", entry_point=found)
 

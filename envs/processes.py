@@ -140,7 +140,7 @@ class SerialVectorEnv(VectorEnv):
 
     Raises:
         ValueError: if the spaces of the environments differ.
-        OutputError: if a counter is not a number, or is missing at the end of an episode.
+        OutputError: if a counter is not a number, or is missing where an episode ends that no time limit has cut.
     """
 
     def __init__(self, make: MakeEnv, num_envs: int) -> None:
@@ -174,7 +174,7 @@ class SerialVectorEnv(VectorEnv):
             _write(observations, row, observation)
             infos.append(info)
         self._over = np.zeros(self.num_envs, bool)
-        return observations, self._counters(infos, self._over)
+        return observations, self._counters(infos, needed=self._over)
 
     def step(
         self, actions: NDArray[Any]
@@ -193,7 +193,8 @@ class SerialVectorEnv(VectorEnv):
             _write(observations, row, observation)
             infos.append(info)
         self._over = terminated | truncated
-        return observations, rewards, terminated, truncated, self._counters(infos, self._over)
+        # An environment does not know of a time limit around it: counters may be missing where that cuts an episode.
+        return observations, rewards, terminated, truncated, self._counters(infos, needed=terminated)
 
     def end_episodes(self, rows: NDArray[np.bool_]) -> None:
         """Ends the episodes of `rows` [N] as a time limit would: the next step begins new ones."""
@@ -202,8 +203,11 @@ class SerialVectorEnv(VectorEnv):
     def _empty(self) -> Any:
         return create_empty_array(self.single_observation_space, self.num_envs, fn=np.empty)
 
-    def _counters(self, infos: list[Any], over: NDArray[np.bool_]) -> dict[str, NDArray[Any]]:
-        """The counters that the environments name, [N] each, and as "_name" where they were given."""
+    def _counters(self, infos: list[Any], needed: NDArray[np.bool_]) -> dict[str, NDArray[Any]]:
+        """The counters that the environments name, [N] each, and as "_name" where they were given.
+
+        Raises an OutputError if one is missing where it is `needed` [N].
+        """
         found: dict[str, NDArray[Any]] = {}
         for name in self.metadata["episode_metrics"]:
             values = np.zeros(self.num_envs)
@@ -213,7 +217,7 @@ class SerialVectorEnv(VectorEnv):
                 given[row] = isinstance(info, Mapping) and info.get(name) is not None
                 if given[row]:
                     values[row] = number(info[name], f"info[{name!r}]")
-            if (over & ~given).any():
+            if (needed & ~given).any():
                 raise OutputError(f"info: expected {name!r} (episode_metrics) at the end of an episode, got none")
             found |= {name: values, f"_{name}": given}
         return found

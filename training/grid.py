@@ -7,7 +7,7 @@ import dataclasses
 import itertools
 import re
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, cast
 
 from agent.core import CoreConfig
@@ -74,16 +74,18 @@ def make_trials(
     Raises:
         UserError: if a name or value is impossible, or there are fewer variants.
     """
+    vary = [(name.replace("-", "_"), values) for name, values in vary]  # options may be written with either
+    _require_different([("cores", cores), ("rates", rates), ("seeds", seeds), *vary])
     # Rates ask for the compressive core; without any, it is the only one.
-    _require_grid(kind, cores, rates, seeds, vary, options)
     cores = list(cores) or ["compressive"]
     if rates and "compressive" not in cores:
         cores = ["compressive", *cores]
+    _require_grid(kind, cores, vary, options)
 
     # Each core with every combination of the fields that it has, as words of the command that trains it.
     variants = []
     for core in cores:
-        words = ["--core", core, *_options_of(kind, core, options)]
+        words = ["--core", core, *_options_of(kind, core, cores, options)]
         if preset is not None:
             words += ["--preset", preset]
 
@@ -174,32 +176,32 @@ def _with_seeds(titles: Sequence[str], variants: Sequence[Config], seeds: Sequen
     return trials
 
 
-def _require_grid(
-    kind: type[Configuration],
-    cores: Sequence[str],
-    rates: Sequence[str],
-    seeds: Sequence[int],
-    vary: Sequence[Axis],
-    options: Sequence[str],
-) -> None:
-    """Raises a UserError for options that a sweep decides itself, values that come twice, and unknown fields."""
-    for word in options:
-        if _option(word) in OWN:
-            raise UserError(f"{word}: expected options that hold for all runs; compare decides this one itself")
-
-    for name, values in [("cores", cores), ("rates", rates), ("seeds", seeds), *vary]:
+def _require_different(axes: Iterable[tuple[str, Sequence[object]]]) -> None:
+    """Raises a UserError for values that come twice."""
+    for name, values in axes:
         if len(set(values)) < len(values):
             given = " ".join(map(str, values))
             raise UserError(f"{name}: expected different values, got {given}")
 
+
+def _require_grid(
+    kind: type[Configuration], cores: Sequence[str], vary: Sequence[Axis], options: Sequence[str]
+) -> None:
+    """Raises a UserError for options that a sweep decides itself, and fields that none of its cores has."""
+    for word in options:
+        if _option(word) in OWN:
+            raise UserError(f"{word}: expected options that hold for all runs; compare decides this one itself")
+
     for name, values in vary:
-        is_known = any(_has(kind, core, name) for core in kind.cores)
+        given = " ".join((name, *values))
         is_ours = name in ("preset", "seed", "core")
+        is_known = any(_has(kind, core, name) for core in kind.cores)
         if not values or not is_known or is_ours:
             expected = "a field of the configuration other than preset, core and seed, and its values, as in "
             example = f"{kind.core_field}.compression mean max"
-            given = " ".join((name, *values))
             raise UserError(f"vary: expected {expected}{example}, got {given}")
+        if not any(_has(kind, core, name) for core in cores):
+            raise UserError(f"vary: expected a field of a core that is compared ({', '.join(cores)}), got {given}")
 
 
 def _option(word: str) -> str:
@@ -243,13 +245,13 @@ def _has(kind: type[Configuration], core: str, name: str) -> bool:
     return any(field.name == own for field in fields)
 
 
-def _options_of(kind: type[Configuration], core: str, options: Sequence[str]) -> Iterator[str]:
-    """The options without those of other cores; what no core has remains, so that the parser refuses it."""
+def _options_of(kind: type[Configuration], core: str, cores: Sequence[str], options: Sequence[str]) -> Iterator[str]:
+    """The options without those of other cores that are compared; what none of them has, the parser is to refuse."""
     keep = True
     for word in options:
         if word.startswith("--"):
             name = _option(word).removeprefix("--").replace("-", "_")
-            is_of_others = any(_has(kind, other, name) for other in kind.cores)
+            is_of_others = any(_has(kind, other, name) for other in cores)
             keep = _has(kind, core, name) or not is_of_others
         # The values of an option follow it, and go with it.
         if keep:

@@ -65,6 +65,11 @@ def test_fields_of_a_core_apply_to_the_cores_that_have_them() -> None:
     assert trials["lstm-discount-0.9-seed-0"].agent.core.model_size == 32
 
 
+def test_fields_may_be_written_as_options_are() -> None:
+    trials = grid(cores=("lstm",), vary=[("agent.core.model-size", ("16", "32"))])
+    assert list(trials) == ["lstm-model-size-16-seed-0", "lstm-model-size-32-seed-0"]
+
+
 def test_environments_are_varied_as_well(tmp_path: Path) -> None:
     trials = grid(cores=("lstm", "gru"), vary=[("env", (RECALL, "diagnostic:tmaze"))])
     assert next(iter(trials)) == "lstm-diagnostic-recall-delay-3-seed-0"
@@ -158,6 +163,14 @@ def test_labels_name_what_differs_within_a_core_and_between_all() -> None:
         (["--rates", "1", "2", "--learners", "2"], ["learners", "1 in a sweep", "2"]),
         (["--vary", "learners", "2", "1"], ["learners", "1 in a sweep", "2"]),
         (["--vary", "agent.core.speed", "1", "2"], ["vary", "field of the configuration", "agent.core.speed"]),
+        (
+            ["--cores", "lstm", "gru", "--vary", "agent.core.memory_size", "4", "8"],
+            ["vary", "a core that is compared (lstm, gru)", "agent.core.memory_size 4 8"],
+        ),
+        (
+            ["--cores", "lstm", "gru", "--agent.core.compression-rate", "8"],
+            ["Unrecognized options: --agent.core.compression-rate"],
+        ),
         (["--rates", "1", "2", "--folder", "FULL"], ["FULL", "not empty", "--folder"]),
         (["--kind", "speech", "--cores", "lstm", "gru"], ["core", "wavenet", "'gru'"]),
         (["--kind", "text", "--cores", "lstm", "gru", "--remote-actors"], ["remote-actors", "text"]),

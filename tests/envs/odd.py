@@ -30,6 +30,7 @@ WRONG: dict[str, dict[str, Any]] = {
     "metric_word": {"info": {"doors": "open"}},
     "metric_none": {"info": {"doors": None}, "terminated": True},
     "metric_missing": {"info": {}, "terminated": True},
+    "metric_unknown": {"info": {}},
 }
 """What takes the place of parts of a step."""
 INFOS: tuple[Any, ...] = (
@@ -239,6 +240,11 @@ class OddDm(dm_env.Environment):
 
     def action_spec(self) -> specs.DiscreteArray:
         return specs.DiscreteArray(3)
+
+
+def wrapped(steps: int = 3) -> gymnasium.Env:
+    """An environment as libraries are usually given one: a function that makes and wraps it."""
+    return gymnasium.wrappers.TimeLimit(Odd(), steps)
 
 
 for made in (Odd, OldOdd, BareOdd, Camera, Fading):

@@ -163,6 +163,15 @@ def test_the_rooms_of_all_streams_are_the_same() -> None:
     assert (views == of_a_stream).all()
 
 
+@pytest.mark.parametrize(("fields", "steps"), [("", 3), (",steps=2", 2)])
+def test_a_function_that_makes_an_environment(fields: str, steps: int) -> None:
+    env = envs.make_vector(f"gym:tests.envs.odd:wrapped{fields}", 2)
+    env.reset(seed=0)
+    truncated = [env.step(np.zeros(2, np.int64))[3].tolist() for _ in range(steps)]
+    env.close()
+    assert truncated == [[False, False]] * (steps - 1) + [[True, True]]
+
+
 @pytest.mark.parametrize(
     ("spec", "message"),
     [
@@ -196,9 +205,12 @@ def test_the_rooms_of_all_streams_are_the_same() -> None:
         ("dm:nowhere:Walk", "dm:nowhere:Walk: expected a module .* or an installed one, got 'nowhere'$"),
         ("gym:nowhere:Id-v0", "gym:nowhere:Id-v0: expected a module .* or an installed one, got 'nowhere'$"),
         ("gym:odd.py:Odd", "got 'odd.py'; without its ending: gym:odd:Odd"),
-        ("gym:tests.envs.odd:Even", "Nor has tests.envs.odd a gymnasium.Env of the name Even."),
-        ("gym:tests.envs.odd:OddDm", "Nor has tests.envs.odd a gymnasium.Env of the name OddDm."),
-        ("gym:tests.envs.odd:itertools", "Nor has tests.envs.odd a gymnasium.Env of the name itertools."),
+        ("gym:tests.envs.odd:Even", "Nor has tests.envs.odd a gymnasium.Env, or a function, of the name Even."),
+        ("gym:tests.envs.odd:OddDm", "Nor has tests.envs.odd a gymnasium.Env, or a function, of the name OddDm."),
+        (
+            "gym:tests.envs.odd:itertools",
+            "Nor has tests.envs.odd a gymnasium.Env, or a function, of the name itertools.",
+        ),
         ("dm:tests.envs.odd:Odd", "got a gymnasium.Env, whose spec is gym:tests.envs.odd:Odd"),
     ],
 )

@@ -10,6 +10,7 @@ import pytest
 from gymnasium import spaces
 
 import envs
+from actors.evaluation import ScriptedActor, play_episodes
 from envs import guard
 from envs.dm import DmEnv
 from envs.guard import OutputError
@@ -192,6 +193,21 @@ def test_an_environment_that_returns_what_it_should_not_is_named(fields: str) ->
 def test_the_line_is_the_same_from_a_process_of_its_own() -> None:
     spec = "gym:tests.envs.odd:Odd-v0,wrong=reward2,at=3,processes=2"
     with pytest.raises(envs.WrongOutput, match=f"^environment {spec}, {LINES['Odd-v0,wrong=reward2']}$"):
+        play(spec)
+
+
+@pytest.mark.parametrize("processes", [0, 2])
+def test_an_episode_that_a_time_limit_cuts_may_lack_a_counter(processes: int) -> None:
+    """The second and all others, of two steps each; one that ends by itself, after four, may not."""
+    spec = f"gym:tests.envs.odd:Odd-v0,metrics=True,wrong=metric_unknown,at=3,processes={processes}"
+    player = ScriptedActor(envs.make_vector(f"{spec},max_episode_steps=2", 2), "random", seed=0)
+    try:
+        episodes = play_episodes(player, 6)
+    finally:
+        player.close()
+    assert [episode.metrics for episode in episodes] == [{"doors": 3.0}] * 2 + [{}] * 4
+
+    with pytest.raises(envs.WrongOutput, match=r"info: expected 'doors' .* at the end of an episode, got none"):
         play(spec)
 
 
