@@ -113,10 +113,10 @@ def _run(name: str, words: list[str]) -> None:
         logging.getLogger(package).setLevel(logging.WARNING)
     threading.excepthook = _thread_failed
     ensure_cache_folder()
-    # The user's own environments are found in the working directory. It is last, so that it hides no package.
-    for path in (str(Path(__file__).parents[1]), os.getcwd()):
-        if path not in sys.path:
-            sys.path.append(path)
+    # Without an installation, other modules of the project are found beside this package.
+    root = str(Path(__file__).parents[1])
+    if root not in sys.path:
+        sys.path.append(root)
 
     module = importlib.import_module(f"commands.{COMMANDS[name]}")
     command = getattr(module, COMMANDS[name])

@@ -11,6 +11,7 @@ import re
 import sys
 import warnings
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -114,7 +115,13 @@ def spec_of_object(name: str) -> EnvSpec | None:
 
 
 def import_named(module: str, spec: str) -> Any:
-    """Imports the module that a spec names; if there is none, an ImportError says where it was looked for."""
+    """Imports the module that a spec names; if there is none, an ImportError says where it was looked for.
+
+    It is looked for in the working directory, too, where Python does not look by itself: the folder may be of someone
+    else, and libraries import many optional packages, whose names a file there may have. From now on it is on the path,
+    as the last place, so that a module finds those beside it.
+    """
+    _see_working_directory(module)
     try:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:
@@ -125,6 +132,17 @@ def import_named(module: str, spec: str) -> Any:
         if module.endswith(".py"):
             hint = f"; without its ending: {spec.replace('.py:', ':')}"
         raise ImportError(f"{expected}{hint}") from None
+
+
+def _see_working_directory(module: str) -> None:
+    """Appends the working directory to the path of modules if nothing else has the package of a module."""
+    package, _, _ = module.partition(".")
+    folder = os.getcwd()
+    with suppress(ImportError, ValueError):  # a name that is none, or a module that is being made
+        is_elsewhere = package in sys.modules or importlib.util.find_spec(package) is not None
+        if not is_elsewhere and folder not in sys.path:
+            sys.path.append(folder)
+            importlib.invalidate_caches()
 
 
 def register(name: str) -> str:

@@ -10,6 +10,7 @@ import re
 import secrets
 import signal
 import socket
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -25,6 +26,7 @@ from storage.errors import UserError
 from training.console import Busy
 
 if TYPE_CHECKING:
+    from ray.job_config import JobConfig
     from ray.util.metrics import Gauge
 
 logger = logging.getLogger(__name__)
@@ -83,7 +85,8 @@ def start_ray(address: str | None, cpus: int, store: int, console: Console, reme
             # Ray itself would wait for minutes.
             if address:
                 _require_head(address)
-            ray.init(**cluster, runtime_env=_runtime_env(), log_to_driver=False, logging_level=logging.ERROR)
+            job: dict[str, Any] = {"runtime_env": _runtime_env(), "job_config": _job_config()}
+            ray.init(**cluster, **job, log_to_driver=False, logging_level=logging.ERROR)
     except Exception as error:  # Ray raises this class, for example if the machine is too busy
         if address:
             # Something answers there, or `_require_head` would have said so. Most of the time its token is another.
@@ -163,16 +166,39 @@ def _require_short_paths() -> None:
         os.environ["RAY_TMPDIR"] = "/tmp"
 
 
+def _job_config() -> "JobConfig":
+    """Keeps Ray's workers from looking for modules in the working directory if this process does not do so.
+
+    Ray would put it first in their path. There a file of someone else would be taken for an optional package of its
+    name that a library looks for. `envs.gym` has put it on this process's path if an environment was found there.
+    """
+    from ray.job_config import JobConfig
+
+    class Job(JobConfig):
+        def _serialize(self) -> str:
+            if not _is_on_path(Path.cwd()):
+                own = [path for path in self._py_driver_sys_path if path != os.getcwd()]
+                self._py_driver_sys_path = own
+            return super()._serialize()
+
+    return Job()
+
+
+def _is_on_path(folder: Path) -> bool:
+    """Whether this process looks for modules in a folder."""
+    return str(folder) in sys.path
+
+
 def _runtime_env() -> dict[str, object]:
     """Keeps a user's folder such as `agent/` from hiding the package of that name in Ray's workers.
 
-    Ray puts the working directory first in their path, so that they find the user's own environments. If that would
-    hide a package, workers import all packages before. Otherwise the environment is empty: workers then start faster.
+    If the working directory is on their path, it is the first place. If that would hide a package, workers import all
+    packages before. Otherwise the environment is empty: workers then start faster.
     """
     folder = Path.cwd()
     root = str(Path(__file__).parents[1])
     hides_some = any((folder / name).exists() for name in PACKAGES)
-    if root == str(folder) or not hides_some:
+    if root == str(folder) or not (hides_some and _is_on_path(folder)):
         return {}
 
     def import_packages() -> None:  # a nested function, so that Ray pickles it by value

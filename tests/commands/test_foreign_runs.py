@@ -2,6 +2,8 @@
 
 import json
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
@@ -13,7 +15,7 @@ from envs import foreign_code, require_consent
 from storage import checkpoints
 from storage.errors import UserError
 from storage.run import Run
-from tests.commands.cli import SMALL, Commands, saved_steps
+from tests.commands.cli import ENVIRONMENT, SMALL, Commands, saved_steps
 from training import sweep
 from training.config import RunConfig
 from training.plain import read_config
@@ -25,6 +27,7 @@ class Env(dm_env.Environment):
     pass
 gymnasium.register("Evil-v0", lambda: None)
 """
+ROOT = Path(__file__).parents[2]
 WALK = "dm:tests.envs.dm_tasks:Walk"
 
 
@@ -163,3 +166,54 @@ def test_specs_that_can_choose_code(spec: str, chooses: bool) -> None:
     with pytest.raises(ValueError, match="--allow") if chooses else nullcontext():
         require_consent(spec)
     require_consent(spec, ",".join(["rooms:small", *names]))
+
+
+OPTIONAL = ("tensorflow", "pynvml", "isal", "zstandard", "scipy")
+"""Packages that libraries import if they find them."""
+OWN = """
+import gymnasium
+from beside_it import Base
+def make() -> gymnasium.Env:
+    return Base()
+"""
+BESIDE = "from tests.envs.odd import Odd as Base"
+
+
+def run_in(folder: Path, *arguments: object) -> None:
+    """A command as the installed program is run in a folder, where Python does not look for modules by itself."""
+    words = [sys.executable, "-P", "-m", "commands", *map(str, arguments)]
+    variables = {**ENVIRONMENT, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(words, cwd=folder, env=variables, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.fixture
+def packed(tmp_path: Path) -> Path:
+    """A folder with a file of the name of each optional package, which makes the file "executed"."""
+    for name in OPTIONAL:
+        (tmp_path / f"{name}.py").write_text(f"open({str(tmp_path / 'executed')!r}, 'w')\nraise ImportError\n")
+    return tmp_path
+
+
+@pytest.mark.parametrize("command", ["evaluate run --episodes=1", "report run --episodes=0", "status run"])
+def test_files_of_the_working_directory_are_no_packages(
+    command: str, packed: Path, copied: Callable[..., Path]
+) -> None:
+    copied("run").rename(packed / "run")
+    run_in(packed, *command.split())
+    assert not (packed / "executed").exists()
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+def test_files_of_the_working_directory_are_no_packages_on_ray(packed: Path) -> None:
+    run_in(packed, "launch", "--env=diagnostic:recall", *SMALL, "--frames=64", "--run=run")
+    assert not (packed / "executed").exists()
+
+
+@pytest.mark.parametrize("where", ["--local", pytest.param("--actors=1", marks=[pytest.mark.ray, pytest.mark.slow])])
+def test_own_environments_are_found_in_the_working_directory(where: str, tmp_path: Path) -> None:
+    (tmp_path / "own_module.py").write_text(OWN)
+    (tmp_path / "beside_it.py").write_text(BESIDE)
+    (tmp_path / "agent").mkdir()  # it hides no package
+    run_in(tmp_path, "launch", "--env=gym:own_module:make", where, *SMALL, "--frames=64", "--run=run")
