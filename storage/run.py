@@ -9,7 +9,7 @@ import fcntl
 import math
 import os
 import shlex
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Set
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -119,6 +119,7 @@ class Run:
         """
         made = not self.path.exists()
         begun = self.config_file.exists()
+        found = {path for path in (*self._begun, self._lock_file) if os.path.lexists(path)}
         if new and not made:
             self._require_new()
         self.path.mkdir(parents=True, exist_ok=True)
@@ -131,11 +132,11 @@ class Run:
                 # A folder that holds nothing to resume from is in the way of the next attempt.
                 resumable = (saved() or self.has_checkpoints) and self.config_file.exists()
                 if new and not begun and not resumable and not self.lost:
-                    self._remove(made)
+                    self._remove(made, found)
 
-    def _remove(self, folder: bool) -> None:
-        """Removes what a run has before its first checkpoint, and its folder if nothing else is in it."""
-        for path in (*self._begun, self._lock_file):
+    def _remove(self, folder: bool, kept: Set[Path]) -> None:
+        """Removes what a run has before its first checkpoint but for files that are `kept`, and its empty folder."""
+        for path in {*self._begun, self._lock_file} - kept:
             path.unlink(missing_ok=True)
         with suppress(OSError):  # not there, or not empty
             self.checkpoints.rmdir()
@@ -145,13 +146,21 @@ class Run:
 
     def _require_new(self) -> None:
         """Raises a UserError if there is more than what a run that was killed before its first checkpoint leaves."""
-        begun = {path.name for path in (*self._begun, self._lock_file)}
-        begun |= {f"{name}.tmp" for name in begun}
-        begun.add(self.checkpoints.name)
+        begun = {path.name for path in self._begun if self._is_own(path)}
+        begun |= {f"{path.name}.tmp" for path in (*self._begun, self._lock_file)}
+        begun |= {self._lock_file.name, self.checkpoints.name}
         others = [path for path in self.path.iterdir() if path.name not in begun]
         if others or self.has_checkpoints:
             again = f"--resume {shlex.quote(str(self.path))}"
             raise UserError(f"{self.path} already exists and is not empty: expected a new folder, or {again}")
+
+    def _is_own(self, path: Path) -> bool:
+        """Whether a file of `_begun` is what a run writes, and not the user's own of that name."""
+        always_there = "seed" if path == self.config_file else "digest"
+        with suppress(ValueError, OSError):
+            content = read_json(path)
+            return isinstance(content, dict) and always_there in content
+        return False
 
     def write_config(self, plain: Mapping[str, object]) -> None:
         """Writes `config.json`: the resolved configuration, as `training.plain.to_plain` gives it."""

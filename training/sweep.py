@@ -5,6 +5,7 @@ the other trials, each from its last checkpoint. The grid is made in `grid.py`, 
 """
 
 import os
+import re
 import traceback
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
@@ -15,7 +16,7 @@ from typing import Any
 import torch
 
 from storage.errors import UserError
-from storage.files import Json, read_json, replacing, require_schema, write_json
+from storage.files import Json, abbreviate, read_json, replacing, require_schema, write_json
 from storage.metrics import write_hparams
 from storage.run import Run
 from training.config import Config, Configuration, RunConfig
@@ -28,6 +29,8 @@ from training.sweep_progress import Board
 FILE = "sweep.json"
 STOP = ".stop"
 """File in the sweep's folder: trials write a checkpoint and end as soon as it exists."""
+_TRIAL = re.compile(r"[a-z0-9-][a-z0-9.-]*")
+"""Names of trials as `grid.make_trials` makes them."""
 DEATHS = 2
 """How often a trial's process is replaced after it died. An exception ends the trial: it would be raised again."""
 SHOW_SECONDS = 2.0
@@ -144,10 +147,18 @@ def read(folder: Path, configs: Mapping[str, type[Config]]) -> tuple[dict[str, C
             raise ValueError(f"kind: expected {' or '.join(configs)}, got {kind!r}")
         trials = {}
         for name, config in plain.items():
+            _require_within(folder, name)
             trials[name] = from_plain(configs[kind], config)
         return trials, content["command"]
     except (ValueError, KeyError, OSError) as error:
         raise UserError(f"{path}: expected a sweep as `compressive compare` writes it, got: {error}") from error
+
+
+def _require_within(folder: Path, name: str) -> None:
+    """Raises a ValueError for a trial that is not a folder within the sweep's: the sweep may be another person's."""
+    if not _TRIAL.fullmatch(name) or (folder / name).is_symlink():
+        expected = "names of folders within the sweep, of a-z, 0-9, '.' and '-', and no links"
+        raise ValueError(f"trials: expected {expected}, got {abbreviate(name)}")
 
 
 def failure(run: Run) -> str | None:

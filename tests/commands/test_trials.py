@@ -77,6 +77,16 @@ def test_environments_are_varied_as_well(tmp_path: Path) -> None:
     assert read(tmp_path, CONFIGS) == (trials, "compressive compare ..."), "a sweep's file holds all of it"
 
 
+@pytest.mark.parametrize("name", ["../outside", "/tmp/own", "a/b", "..", "", "Trial", "linked"])
+def test_trials_are_folders_within_the_sweep(name: str, tmp_path: Path) -> None:
+    """The sweep may be another person's: it must not train, or remove files, elsewhere."""
+    (config,) = grid(cores=("lstm",), fewest=1).values()
+    begin(tmp_path, {name: config}, "compressive compare ...")
+    (tmp_path / "linked").symlink_to(tmp_path.parent)
+    with pytest.raises(UserError, match=r"trials: expected names of folders within the sweep, .* and no links, got"):
+        read(tmp_path, CONFIGS)
+
+
 def test_runs_are_added_to_a_sweep(tmp_path: Path) -> None:
     old = grid(cores=("lstm", "gru"))
     assert begin(tmp_path, old, "first") == (old, "first")

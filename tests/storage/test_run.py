@@ -6,6 +6,7 @@ import re
 import stat
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -42,7 +43,7 @@ def contend(folder: Path, leave: str | None) -> str:
             told.append(str(error))
 
     with Run(folder).claim(new=True):
-        Run(folder).write_config({})
+        Run(folder).write_config({"seed": 0})
         second = threading.Thread(target=wait)
         second.start()
         second.join(0.3)  # between two polls of the lock, which are 0.2 s apart
@@ -64,6 +65,27 @@ def test_one_process_uses_a_folder_at_a_time(tmp_path: Path) -> None:
         with pytest.raises(UserError, match="in use by another process"), Run(used).claim(new=False):
             raise AssertionError("claimed twice")
     assert not Run(used).in_use
+
+
+@pytest.mark.parametrize("name", ["config.json", "corpus.json", "tokenizer.json"])
+@pytest.mark.parametrize("content", ['{"precious": 1}', "[1]", "precious"])
+def test_a_file_of_the_user_is_not_taken_for_that_of_a_run(name: str, content: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_text(content)
+    with pytest.raises(UserError, match="is not empty: expected a new folder"), Run(tmp_path).claim(new=True):
+        raise AssertionError("claimed")
+    assert (tmp_path / name).read_text() == content
+
+
+def test_what_was_there_before_stays_when_a_launch_fails(tmp_path: Path) -> None:
+    """The lock of another program, and what a run that was killed has left."""
+    before = {".lock": "precious", "corpus.json": '{"digest": "0"}'}
+    for name, content in before.items():
+        (tmp_path / name).write_text(content)
+    run = Run(tmp_path)
+    with suppress(OSError), run.claim(new=True):
+        run.write_config({"seed": 0})
+        raise OSError("the disk is full")
+    assert {path.name: path.read_text() for path in tmp_path.iterdir()} == before
 
 
 def test_a_folder_is_lost_when_it_is_moved_removed_or_replaced(tmp_path: Path) -> None:
