@@ -6,6 +6,7 @@ with one line and status 2.
 """
 
 import difflib
+import errno
 import importlib
 import io
 import logging
@@ -15,6 +16,7 @@ import threading
 from collections.abc import Sequence
 from importlib.metadata import distributions
 from pathlib import Path
+from typing import Any, NoReturn
 
 from storage.errors import UserError
 
@@ -118,9 +120,19 @@ def _run(name: str, words: list[str]) -> None:
     if root not in sys.path:
         sys.path.append(root)
 
+    from rich.console import Console
+
+    Console.on_broken_pipe = _broken_pipe  # type: ignore[assignment,method-assign]
+
     module = importlib.import_module(f"commands.{COMMANDS[name]}")
     command = getattr(module, COMMANDS[name])
     command(*options)
+
+
+def _broken_pipe(console: Any) -> NoReturn:
+    """What rich does when its output is closed. By itself it would end the program before a training has been saved."""
+    console.quiet = True
+    raise BrokenPipeError(errno.EPIPE, "standard output was closed")
 
 
 class _Log(logging.StreamHandler):

@@ -3,6 +3,7 @@
 `trainer.Trainer` and `sequences.trainer.SequenceTrainer` say what an update is, and what is shown and written of it.
 """
 
+import sys
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
@@ -221,6 +222,8 @@ class Training(ABC):
         try:
             yield
         except ConnectionError:  # of standard output, not of a disk
+            if self.saved:
+                print(f"standard output was closed; {self._how_to_resume(again, self.run.path)}", file=sys.stderr)
             raise
         except (OSError, StorageError, MemoryError) as error:
             raise UserError(self._storage_problem(error, again)) from error

@@ -250,42 +250,46 @@ def run_trials(
             groups[name] = placement_group(bundles)
     make_remote = ray.remote(num_cpus=cpus, num_gpus=gpus, max_calls=1, max_retries=0)
     run_trial = make_remote(_run_trial)
-    threads = max(1, int(cpus))
 
     def start(name: str) -> ray.ObjectRef:
         """Runs a trial in a new process as soon as there is room for it."""
         place = PlacementGroupSchedulingStrategy(groups[name], 0, placement_group_capture_child_tasks=True)
         trial = run_trial.options(scheduling_strategy=place)
-        return trial.remote(folder, name, trials[name], train, threads, hparams[name])
+        return trial.remote(folder, name, trials[name], train, max(1, int(cpus)), hparams[name])
 
     tasks = {start(name): name for name in groups}
     deaths = Counter[str]()
-    while tasks:
-        ended, _ = ray.wait(list(tasks), timeout=SHOW_SECONDS)
-        if stop.requested:
-            stop_file.touch()  # running trials write a checkpoint and end
-        for task in ended:
-            name = tasks.pop(task)
-            try:
-                ray.get(task)
-                reason = failure(Run(folder / name))
-            except ray.exceptions.RayTaskError as error:
-                reason = _one_line(str(error))
-            except ray.exceptions.RayError as error:  # the process died
-                reason = _one_line(str(error))
-                deaths[name] += 1
-                if deaths[name] <= DEATHS and not stop.requested:
-                    say(line.console, f"restarted {name}: {reason}", "yellow")
-                    tasks[start(name)] = name
-                    continue
-            remove_placement_group(groups[name])
-            board.end(name, reason)
+    try:
+        while tasks:
+            ended, _ = ray.wait(list(tasks), timeout=SHOW_SECONDS)
+            if stop.requested:
+                stop_file.touch()  # running trials write a checkpoint and end
+            for task in ended:
+                name = tasks.pop(task)
+                try:
+                    ray.get(task)
+                    reason = failure(Run(folder / name))
+                except ray.exceptions.RayTaskError as error:
+                    reason = _one_line(str(error))
+                except ray.exceptions.RayError as error:  # the process died
+                    reason = _one_line(str(error))
+                    deaths[name] += 1
+                    if deaths[name] <= DEATHS and not stop.requested:
+                        say(line.console, f"restarted {name}: {reason}", "yellow")
+                        tasks[start(name)] = name
+                        continue
+                remove_placement_group(groups[name])
+                board.end(name, reason)
 
-        running = _with_room(groups, tasks.values())
-        if stop.requested:
-            # Those that have no room yet are not waited for.
-            tasks = {task: name for task, name in tasks.items() if name in running}
-        board.show(running)
+            running = _with_room(groups, tasks.values())
+            if stop.requested:
+                # Those that have no room yet are not waited for.
+                tasks = {task: name for task, name in tasks.items() if name in running}
+            board.show(running)
+    except ConnectionError:  # standard output was closed
+        stop_file.touch()
+        ray.wait(list(tasks), num_returns=len(tasks), timeout=LOCK_SECONDS)  # running trials write a checkpoint and end
+        raise
     return board.failed
 
 

@@ -10,6 +10,7 @@ import resource
 import shutil
 import signal
 import struct
+import subprocess
 import termios
 import threading
 from collections.abc import Callable, Iterator
@@ -25,9 +26,11 @@ from storage.run import Run
 from tests.commands.cli import (
     COMPRESSIVE_TEXT,
     ENVIRONMENT,
+    SMALL,
     TINY,
     TINY_SEQUENCE,
     Commands,
+    command,
     frames,
     saved_steps,
     start,
@@ -257,12 +260,30 @@ def test_truncated_checkpoints(
     # All of them.
     for path in weights:
         truncate(path)
-    for command in (RESUME, ["evaluate"]):
-        error = cli.refuse(*command, folder, words="no checkpoint that can be read")
+    for words in (RESUME, ["evaluate"]):
+        error = cli.refuse(*words, folder, words="no checkpoint that can be read")
         assert error.count("1000 bytes instead of") == 3
 
 
 # A terminal.
+
+
+@pytest.mark.parametrize("where", ["--local", pytest.param("--actors=1", marks=[pytest.mark.ray, pytest.mark.slow])])
+def test_a_pipe_whose_reader_ends(where: str, tmp_path: Path) -> None:
+    """As in `compressive launch | head`: what was learned is saved."""
+    folder = tmp_path / "run"
+    words = command("launch", where, *SMALL, "--run", folder, "--frames", 10**8)
+    pipe = subprocess.PIPE
+    with subprocess.Popen(words, stdout=pipe, stderr=pipe, text=True, env=ENVIRONMENT) as process:
+        assert process.stdout
+        assert process.stderr
+        while "frames/s" not in process.stdout.readline():
+            pass
+        process.stdout.close()
+        said = process.stderr.read()
+    assert process.returncode == 128 + signal.SIGPIPE
+    assert f"standard output was closed; resume from {folder / 'checkpoints'}" in said
+    assert saved_steps(folder)[-1] > 0
 
 
 def test_a_terminal_of_60_columns_that_is_closed(tmp_path: Path) -> None:
