@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from envs.outputs import MOST_NUMBERS, NUMERIC, Place, at, expression, label, leaves, line
 from envs.vectors import batch_flattener, flattener
-from envs.words import VOCABULARY, beginning, hash_words, split_words
+from envs.words import PAIR_VOCABULARY, beginning, hash_pairs, split_words
 
 logger = logging.getLogger(__name__)
 
@@ -146,7 +146,7 @@ def shown_as(space: spaces.Space[Any], rows: int | None = None) -> ObservationFo
         return beginning(" ".join(at(observation, place) for place in places), length)
 
     def numbered(texts: Sequence[str]) -> NDArray[np.int64]:
-        return hash_words(split_words(" ".join(texts)), length)
+        return _numbered(split_words(" ".join(texts)), length)
 
     def show(observation: Any) -> dict[str, Any]:
         by_place = [at(observation, place) for place in places]
@@ -269,8 +269,21 @@ def most_words(text: spaces.Text) -> int:
 
 
 def words_space(length: int) -> spaces.Box:
-    """The space of the ids of words."""
-    return spaces.Box(0, VOCABULARY - 1, (length,), np.int64)
+    """The space of the ids of words, two a word."""
+    return spaces.Box(0, PAIR_VOCABULARY - 1, (2 * length,), np.int64)
+
+
+def _numbered(words: Sequence[str], length: int) -> NDArray[np.int64]:
+    """The ids of the first words; warns if there are more."""
+    if len(words) > length:
+        _say_cut(length)
+    return hash_pairs(words, length)
+
+
+@functools.cache
+def _say_cut(length: int) -> None:
+    """Warns once that texts are longer than what agents get of them."""
+    logger.warning("a text has more than %d words, and agents are given the first %d of it", length, length)
 
 
 def _vector(space: spaces.Space[Any], rows: int | None) -> ObservationForm:

@@ -13,7 +13,7 @@ from gymnasium import spaces
 import envs
 from envs.gym import PACKAGES, make_env, one_hot_cells
 from envs.observations import MOST_WORDS
-from envs.words import VOCABULARY, hash_words, split_words
+from envs.words import PAIR_VOCABULARY, hash_pairs, split_words
 
 
 @pytest.mark.parametrize(
@@ -98,7 +98,7 @@ def test_minigrid_draws_itself_and_names_its_actions() -> None:
 )
 def test_missions_that_differ_by_episode_are_read(spec: str, seen: spaces.Space[Any]) -> None:
     env = envs.make_vector(f"{spec},processes=0", 2)
-    words = spaces.Box(0, VOCABULARY - 1, (MOST_WORDS,), np.int64)
+    words = spaces.Box(0, PAIR_VOCABULARY - 1, (2 * MOST_WORDS,), np.int64)
     assert env.single_observation_space == spaces.Dict(image=seen, instruction=words)
     missions = set()
     for seed in range(0, 40, 2):
@@ -106,7 +106,7 @@ def test_missions_that_differ_by_episode_are_read(spec: str, seen: spaces.Space[
         assert env.observation_space.contains(observation)
         for ids, each in zip(observation["instruction"], env.envs, strict=True):
             mission = split_words(each.unwrapped.mission)
-            assert ids.tolist() == hash_words(mission, MOST_WORDS).tolist()
+            assert ids.tolist() == hash_pairs(mission, MOST_WORDS).tolist()
             missions.add(each.unwrapped.mission)
         if seen.dtype == np.float32:  # symbols, not pixels
             expected = [one_hot_cells(each.unwrapped.gen_obs()["image"]) for each in env.envs]

@@ -15,7 +15,7 @@ from envs.gym import adapt
 from envs.observations import MOST_WORDS
 from envs.outputs import MOST_NUMBERS, NUMERIC, leaves
 from envs.processes import batch
-from envs.words import MOST_CHARACTERS, VOCABULARY, beginning, hash_words, split_words
+from envs.words import BUCKETS, MOST_CHARACTERS, PAIR_VOCABULARY, beginning, hash_pairs, split_words
 from tests.envs.generated import draw_space
 from tests.envs.odd import Camera
 
@@ -221,13 +221,13 @@ WORDS = spaces.Text(40, charset="ab ,")
 def test_texts_become_words_beside_what_is_seen(space: spaces.Space[Any], image: Any) -> None:
     both, observation, last = shown(space)
     assert list(both) == ["image", "instruction"]
-    assert both["instruction"] == spaces.Box(0, VOCABULARY - 1, (20,), np.int64)
+    assert both["instruction"] == spaces.Box(0, PAIR_VOCABULARY - 1, (40,), np.int64)
     np.testing.assert_allclose(observation["image"], image(last), rtol=1e-6)
     text = last if isinstance(last, str) else last["told"]
     words = text.replace(",", " , ").split()
     assert len(words) > 3
-    padding = [0] * (20 - len(words))
-    assert observation["instruction"].tolist() == [*hash_words(words, len(words)), *padding]
+    padding = [0] * (40 - 2 * len(words))
+    assert observation["instruction"].tolist() == [*hash_pairs(words, len(words)), *padding]
 
 
 def test_several_texts_are_joined_and_long_ones_cut() -> None:
@@ -241,7 +241,7 @@ def test_several_texts_are_joined_and_long_ones_cut() -> None:
     *_, first, other = env.unwrapped.last
     words = [*split_words(first), *split_words(other["told"])]
     assert len(words) > MOST_WORDS
-    assert observation["instruction"].tolist() == hash_words(words, MOST_WORDS).tolist()
+    assert observation["instruction"].tolist() == hash_pairs(words, MOST_WORDS).tolist()
     assert env.observation_space.contains(observation)
 
     # People read the beginning of the text that has these words.
@@ -249,6 +249,19 @@ def test_several_texts_are_joined_and_long_ones_cut() -> None:
     read = env.instruction.removesuffix(" …")
     assert f"{first} {other['told']}".startswith(read)
     assert split_words(read) == words[:MOST_WORDS]
+
+
+def test_different_words_have_different_numbers() -> None:
+    """A pair each; with one number, "wall" and "floor" had the same."""
+    pieces = ("king", "queen", "rook", "bishop", "knight", "pawn")
+    squares = [f"{column}{row}" for column in "abcdefgh" for row in range(1, 9)]
+    numbers = [str(number) for number in range(100)]
+    words = ["wall", "floor", "six", "ten", "dog", "house", "ball", "fetch", *pieces, *squares, *numbers]
+    pairs = hash_pairs(words, len(words)).reshape(-1, 2)
+    assert len(np.unique(pairs, axis=0)) == len(words)
+    many = hash_pairs([str(number) for number in range(10_000)], 10_000)
+    assert (many.min(), many.max()) == (1, BUCKETS)
+    assert hash_pairs(["wall"], 3)[2:].tolist() == [0] * 4
 
 
 def test_words_are_without_capitals_and_punctuation_is_apart() -> None:

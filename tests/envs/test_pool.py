@@ -9,7 +9,7 @@ from gymnasium import spaces
 import envs
 from envs.observations import MOST_WORDS
 from envs.pool import with_bounds
-from envs.words import hash_words, split_words
+from envs.words import hash_pairs, split_words
 
 
 def test_a_missing_package_is_named_with_its_installation(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -112,11 +112,11 @@ def test_missions_that_differ_are_words() -> None:
     env = envs.make_vector("envpool:BabyAI-GoToLocal-v0", 8)
     observation = env.reset(seed=0)[0]
     assert observation["image"].shape == (8, 980)
-    words = hash_words(split_words("go to"), MOST_WORDS)
+    words = hash_pairs(split_words("go to"), MOST_WORDS)
     missions = {tuple(row) for row in observation["instruction"].tolist()}
     assert len(missions) > 1
     for mission in missions:
-        assert list(mission[:2]) == words[:2].tolist()
+        assert list(mission[:4]) == words[:4].tolist()
 
 
 @pytest.mark.usefixtures("envpool")
