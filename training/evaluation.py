@@ -94,13 +94,20 @@ def load_trained_agent(
     return TrainedAgent(run, config, agent.alone(), env, checkpoint)
 
 
-def make_evaluator(config: RunConfig, agent: Agent, rows: int, seed: int, sample: bool, env: str, film: bool) -> Actor:
-    """An actor whose seed depends on the run's seed, its own, and whether it is filmed."""
+def make_evaluator(
+    config: RunConfig, agent: Agent, rows: int, seed: int, sample: bool, env: str, film: bool, number: int = 0
+) -> Actor:
+    """An actor whose seed depends on the run's seed, its own, whether it is filmed, and the number of its task."""
     # What people see in a film is not what was measured.
-    own_seed = _seed([config.seed, EVALUATION_SEED, seed, int(film)])
+    own_seed = _seed(_of_task([config.seed, EVALUATION_SEED, seed, int(film)], number))
     envs = make_vector(env, rows)
     precision = config.actors.precision
     return Actor(envs, agent, actor_id=0, seed=own_seed, sample=sample, task=env, precision=precision)
+
+
+def _of_task(branch: list[int], number: int) -> list[int]:
+    """The branch of seeds of a task: with those of another, related tasks would have the same episodes."""
+    return [*branch, number] if number else branch
 
 
 def _seed(branch: list[int]) -> int:
@@ -128,8 +135,8 @@ def play(
     # More environments than episodes would play in vain.
     rows = min(64, config.actors.envs_per_actor, episodes)
 
-    def make(task: str) -> Actor:
-        return make_evaluator(config, agent, rows, seed, sample, task, film=False)
+    def make(task: str, number: int) -> Actor:
+        return make_evaluator(config, agent, rows, seed, sample, task, film=False, number=number)
 
     return _play(make, env or tested_on(config), episodes, config.actors.max_episode_steps, progress)
 
@@ -147,22 +154,22 @@ def play_script(
     policy: str, env: str, episodes: int, seed: int, max_steps: int, progress: Callable[[int], None]
 ) -> list[Episode]:
     """Plays episodes of each task by a policy of `actors.evaluation.ScriptedActor`; arguments as in `play`."""
-    own_seed = _seed([EVALUATION_SEED, seed])
     rows = min(64, episodes)
 
-    def make(task: str) -> ScriptedActor:
+    def make(task: str, number: int) -> ScriptedActor:
+        own_seed = _seed(_of_task([EVALUATION_SEED, seed], number))
         return ScriptedActor(make_vector(task, rows), policy, own_seed, task)
 
     return _play(make, env, episodes, max_steps, progress)
 
 
 def _play(
-    make: Callable[[str], Player], env: str, episodes: int, max_steps: int, progress: Callable[[int], None]
+    make: Callable[[str, int], Player], env: str, episodes: int, max_steps: int, progress: Callable[[int], None]
 ) -> list[Episode]:
-    """Plays episodes of each task of an environment by the actor that `make` makes for it."""
+    """Plays episodes of each task of an environment by the actor that `make` makes for it and its number."""
     played: list[Episode] = []
-    for task in tasks(env):
-        actor = make(task)
+    for number, task in enumerate(tasks(env)):
+        actor = make(task, number)
         before = len(played)
 
         def count(done: int, before: int = before) -> None:

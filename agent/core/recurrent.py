@@ -76,6 +76,9 @@ class StepByStep(Recurrent[StateT]):
         size = config.model_size
         cells = nn.ModuleList(cell_type(size, size) for _ in range(config.num_layers))
         self.cells = cells  # type: ignore[assignment]
+        # In the order of both of torch's cells, the second gate is the one that keeps.
+        for cell in self.cells:
+            cell.bias_ih.data[size : 2 * size] += config.keep_bias
 
     def step(self, cell: nn.LSTMCell | nn.GRUCell, projected: Tensor, before: Sequence[Tensor]) -> list[Tensor]:
         """One step of one layer.
@@ -189,6 +192,7 @@ class MinGRU(Recurrent[GRUState]):
         for _ in range(config.num_layers):
             norm = nn.LayerNorm(size)
             gate_and_candidate = nn.Linear(size, 2 * size)
+            gate_and_candidate.bias.data[:size] -= config.keep_bias  # this gate writes
             self.recurrences.append(nn.Sequential(norm, gate_and_candidate))
         self.blocks = mlp_blocks(config)
         self.final_norm = nn.LayerNorm(size)

@@ -1,5 +1,6 @@
 """The baseline cores against torch's own and against their formulas."""
 
+import dataclasses
 import re
 from collections.abc import Callable
 from typing import Any
@@ -32,6 +33,23 @@ def test_lstm_and_gru_are_those_of_torch_with_residuals(
         for part, expected in zip(output.state, parts, strict=True):
             assert_same(part[index], expected[0])
     assert_same(output.features, stream)
+
+
+@pytest.mark.parametrize("config", [LSTMConfig(SIZE), GRUConfig(SIZE), MinGRUConfig(SIZE, 1, 8)])
+@pytest.mark.parametrize(("keep_bias", "least"), [(0.0, 0.3), (1.0, 0.6), (3.0, 0.9), (100.0, 1.0)])
+def test_cores_begin_with_a_memory(build: Callable[..., Any], config: Any, keep_bias: float, least: float) -> None:
+    """What is added to the state is still there after a step, by a share that is about the sigmoid of the bias."""
+    core = build(dataclasses.replace(config, keep_bias=keep_bias))
+    for parameter in core.parameters():
+        if parameter.dim() > 1:
+            parameter.data.zero_()  # the gates are their biases alone
+    inputs = normal(4, 1, SIZE)
+    kept = torch.zeros(4, 1, dtype=torch.bool)
+    begin = core.initial_state(4)
+    more = begin._replace(**{begin._fields[-1]: (torch.ones_like(begin[-1][0]),)})
+    after, after_more = (core(inputs, kept, state).state[-1][0] for state in (begin, more))
+    share = (after_more - after).mean()
+    assert least <= share.round(decimals=6) <= min(1.0, least + 0.3)
 
 
 @pytest.mark.parametrize("num_layers", [1, 3])

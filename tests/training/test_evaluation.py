@@ -17,7 +17,7 @@ from storage.run import Run
 from tests.actors.counting import Counting
 from tests.training.test_trainer import CONFIG, train
 from training.cluster import RayGauges, gauge_name
-from training.evaluation import as_metrics, evaluate, load_trained_agent, play, record, summarize
+from training.evaluation import as_metrics, evaluate, load_trained_agent, play, play_script, record, summarize
 from training.factories import make_agent
 from training.plain import to_plain
 from training.trainer import Trainer
@@ -52,6 +52,15 @@ class TwoAndTwenty(Counting):
         self.count += 1
         over = self.count == np.where(np.arange(self.num_envs) % 2, 20, 2)
         return self.count.astype(float), over, np.zeros_like(over)
+
+
+def test_tasks_have_episodes_of_their_own() -> None:
+    """Related tasks would otherwise have equal ones, and the interval of their mean would be too narrow."""
+    env = "rooms:small,episode_frames=300,rooms:small,episode_frames=300,glow_pulse=1"
+    played = play_script("random", env, 8, seed=0, max_steps=1000, progress=lambda done: None)
+    first, second = ([episode.score for episode in played if episode.task == task] for task in envs.tasks(env))
+    assert len(first) == len(second) == 8
+    assert first != second
 
 
 def test_long_episodes_count_as_often_as_short_ones() -> None:
