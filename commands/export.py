@@ -8,6 +8,7 @@ from rich.console import Console
 from actors.interface import action_names
 from commands.options import ExportOptions
 from envs import ActionVector, make_vector, parse_spec, tasks
+from envs.actions import ChoiceColumn
 from envs.names import gymnasium_name
 from reports.actions import columns_of
 from storage.errors import UserError, user_errors
@@ -59,10 +60,11 @@ def _export_file(options: ExportOptions, run: Run, console: Console) -> None:
 
 
 def _action_columns(trained: TrainedAgent) -> list[dict[str, Any]]:
-    """The columns of an action as the environment receives it: names, and sizes of choices or bounds of numbers.
+    """The columns of an action: names, and sizes of choices or bounds of numbers.
 
-    A number from -1 to 1 stands for its bounds; without bounds, which are None then, it is the number itself.
-    A Discrete space has one column, with the names of its values.
+    A choice is an index, of which 0 stands for the environment's value `first`. A number from -1 to 1 stands for its
+    bounds; without bounds, which are None then, it is the number itself. A Discrete space has one column, with the
+    names of its values.
     """
     first, *_ = tasks(trained.env)
     envs = make_vector(first, 1)
@@ -74,9 +76,10 @@ def _action_columns(trained: TrainedAgent) -> list[dict[str, Any]]:
     if not isinstance(space, ActionVector):
         return [{"name": "action", "size": len(names), "values": list(names)}]
     found: list[dict[str, Any]] = []
+    firsts = [part.first for part in space.parts if isinstance(part, ChoiceColumn)]
     for column in columns_of(space.parts, names):
         if column.size:
-            found.append({"name": column.name, "size": column.size})
+            found.append({"name": column.name, "size": column.size, "first": firsts.pop(0)})
         else:
             bounds = [column.low, column.high] if column.is_bounded else None
             found.append({"name": column.name, "bounds": bounds})

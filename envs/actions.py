@@ -32,10 +32,11 @@ MIXED_BOUNDS = "bounds that are both finite or both infinite"
 
 
 class ChoiceColumn(NamedTuple):
-    """One column, which holds an index from 0 to `size` - 1."""
+    """One column, which holds an index from 0 to `size` - 1; index 0 stands for the environment's own value `first`."""
 
     name: str
     size: int
+    first: int = 0
 
     @property
     def num_columns(self) -> int:
@@ -153,7 +154,7 @@ def adapt_actions(env: Env) -> Env:
     if convert is None:
         return env
     shown = TransformAction(env, convert, space)
-    shown.metadata = named_actions(env.metadata, space)
+    shown.metadata = named_actions(env.metadata, space, env.action_space)
     return shown
 
 
@@ -175,13 +176,21 @@ def actions_as(space: spaces.Space[Any], rows: int | None = None) -> tuple[space
     return spaces.Discrete(int(space.n), dtype=space.dtype.type), lambda action: first + action
 
 
-def named_actions(metadata: dict[str, Any], space: spaces.Space[Any]) -> dict[str, Any]:
-    """Metadata with a name for each column of an `ActionVector`: those that it has, if there are as many."""
-    if not isinstance(space, ActionVector):
+def named_actions(metadata: dict[str, Any], space: spaces.Space[Any], own_space: spaces.Space[Any]) -> dict[str, Any]:
+    """Metadata with a name for each column of an `ActionVector`, and for each action that is not counted from 0.
+
+    Those that it has, if there are as many, or else the names of the columns and the environment's own values.
+    """
+    if isinstance(space, ActionVector):
+        known = space.column_names
+    elif isinstance(own_space, spaces.Discrete) and own_space.start != 0:
+        first = int(own_space.start)
+        known = tuple(str(first + index) for index in range(int(own_space.n)))
+    else:
         return metadata
     names = metadata.get("action_names") or ()
-    if len(names) != len(space.column_names):
-        names = space.column_names
+    if len(names) != len(known):
+        names = known
     return {**metadata, "action_names": tuple(names)}
 
 
@@ -305,7 +314,8 @@ def _choices(space: Any, place: Place) -> tuple[list[Part], Convert]:
         return shaped
 
     names = _names(label(place, "action"), len(sizes))
-    return [ChoiceColumn(name, size) for name, size in zip(names, sizes, strict=True)], convert
+    columns = zip(names, sizes, start.tolist(), strict=True)
+    return [ChoiceColumn(name, size, int(value)) for name, size, value in columns], convert
 
 
 def _floats(space: spaces.Box, place: Place) -> tuple[list[Part], Convert]:

@@ -56,7 +56,7 @@ class ForeignVectorEnv(VectorEnv):
         self.single_action_space, self._convert_actions = actions_as(action_space, num_envs)
         self.action_space = batch_space(self.single_action_space, num_envs)
         given = {"episode_metrics": (), "action_repeat": 1, **metadata, "autoreset_mode": AutoresetMode.NEXT_STEP}
-        self.metadata = named_actions(given, self.single_action_space)
+        self.metadata = named_actions(given, self.single_action_space, action_space)
         if shown.names:
             self.metadata["observation_names"] = shown.names
         if shown.elements:

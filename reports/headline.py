@@ -122,6 +122,10 @@ def _evaluated(config: RunConfig, summary: Mapping[str, Any]) -> list[dict[str, 
         low, high = summary.get(f"{name}_interval") or (None, None)
         value, note = _with_interval(summary[name], low, high, " %")
         numbers.append(_number(SCALE_NAMES[name], value, _joined(note, SCALE_MEANINGS[name])))
+
+    for name, counter in summary.get("counters", {}).items():
+        value, note = _with_interval(counter["mean"], counter.get("low"), counter.get("high"))
+        numbers.append(_number(name, value, note))
     return numbers
 
 

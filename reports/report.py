@@ -68,6 +68,8 @@ class Chart(NamedTuple):
 
 GROUPS = ("learning", "network", "system")
 """Groups of charts: scores, what is inside the agent or model, and the speed of the training."""
+COUNTERS = 12
+"""Most counters of an environment that have a chart."""
 CHARTS = {
     "return": Chart("learning", "mean over the {latest}", ["episode/return", "evaluation/return"]),
     "correct choices": Chart(
@@ -278,7 +280,7 @@ def charts(
     reduction = getattr(config.learner, "reduction", "")
     lines = references(config, summary)
     found = []
-    for title, chart in CHARTS.items():
+    for title, chart in (CHARTS | _counter_charts(rows)).items():
         series = curves(rows, chart.metrics, axes)
         if not series:
             continue
@@ -293,6 +295,15 @@ def charts(
         if title == MAIN[config.kind]:
             drawn["score"] = score
         found.append(drawn)
+    return found
+
+
+def _counter_charts(rows: Sequence[Mapping[str, Any]]) -> dict[str, Chart]:
+    """A chart of each counter of the environment, at most `COUNTERS`, by its name among the metrics."""
+    names = sorted({name for row in rows for name in row if name.startswith("counter/")})
+    found = {}
+    for name in names[:COUNTERS]:
+        found[name] = Chart("learning", "mean over the {latest}", [name, f"evaluation/{name}"])
     return found
 
 

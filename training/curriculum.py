@@ -177,6 +177,8 @@ class Curriculum:
         """Scores over all tasks and of each, if there are several, and the stage from 1; what is unknown is NaN."""
         scores = self.scores()
         row = {"episode/return": self.mean_return(), "episode/correct_choices": self.correct()}
+        lengths = [episode.steps for episode in self._episodes()]
+        row["episode/length"] = float(np.mean(lengths)) if lengths else math.nan
         for name, value in mean_normalised(scores).items():
             row[f"episode/{name}"] = value
         for name, values in counters_of(self._episodes()).items():

@@ -147,7 +147,7 @@ class Crane(gymnasium.Env[Any, Any]):
     action_space = gymnasium.spaces.Dict(
         {
             "wind": gymnasium.spaces.Box(-2, 6, (1,), np.float32),
-            "hook": gymnasium.spaces.Discrete(3),
+            "hook": gymnasium.spaces.Discrete(3, start=4),
             "push": gymnasium.spaces.Box(-np.inf, np.inf, (2,), np.float32),
         }
     )
@@ -171,7 +171,7 @@ def test_columns_of_actions_are_named_in_an_exported_file(tmp_path: Path, cli: C
     torch.export.load(str(file), extra_files=extra)
     said = json.loads(extra[KEY])
     assert said["action"] == [
-        {"name": "hook", "size": 3},
+        {"name": "hook", "size": 3, "first": 4},
         {"name": "push along", "bounds": None},
         {"name": "push across", "bounds": None},
         {"name": "wind", "bounds": [-2.0, 6.0]},

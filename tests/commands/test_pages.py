@@ -23,7 +23,7 @@ from reports.views import BARS
 from sequences.kinds import PRESETS
 from storage.metrics import read_metrics
 from storage.run import Run
-from tests.commands.cli import TINY, Commands, frames
+from tests.commands.cli import SMALL, TINY, Commands, frames
 from tests.commands.pages import embedded, shown_frames, unpacked
 from training.evaluation import load_trained_agent, record
 from training.plain import read_config
@@ -441,3 +441,13 @@ def test_each_kind_of_slots_has_its_own_buckets() -> None:
     kinds = ("compressed", "memory", "segment")
     sums = _bucket_sums(layer, np.array([False, True]), kinds, {"compressed": 2, "memory": 2, "segment": 1})
     assert sums == [1, 2, 9, 13, 9]
+
+
+def test_counters_of_an_environment_are_on_the_page(tmp_path: Path, cli: Commands) -> None:
+    env = "gym:tests.envs.odd:Odd-v0,metrics=True"
+    cli.run("launch", "--local", *SMALL, "--env", env, "--frames=64", "--run", tmp_path / "run")
+    cli.run("report", tmp_path / "run", "--episodes=0")
+    page = embedded(tmp_path / "run" / "report.html")
+    charts = {chart["title"]: chart for chart in page["charts"]}
+    assert set(charts["counter/doors"]["series"][0]["y"]) == {3.0}
+    assert {"name": "doors", "value": "3.000"}.items() <= page["headline"]["numbers"][1].items()

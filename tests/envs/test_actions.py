@@ -153,7 +153,7 @@ NEST = spaces.Dict(
 )
 PARTS = (
     NumberColumns("arm", (-2.0, -2.0), (2.0, 2.0)),
-    ChoiceColumn("gripper", 3),
+    ChoiceColumn("gripper", 3, -1),
     ChoiceColumn("legs[0][0]", 2),
     ChoiceColumn("legs[0][1]", 2),
     NumberColumns("legs[1]", (-INFINITE,), (INFINITE,)),
@@ -293,6 +293,7 @@ class Remembers(gymnasium.Env[Any, Any]):
 def test_a_discrete_space_begins_at_0() -> None:
     env = adapt(Remembers(spaces.Discrete(3, start=5)))
     assert env.action_space == spaces.Discrete(3)
+    assert env.metadata["action_names"] == ("5", "6", "7")
     env.step(np.int64(2))
     (taken,) = env.unwrapped.taken
     assert taken == 7
