@@ -2,6 +2,7 @@
 
 import csv
 import errno
+import hashlib
 import importlib
 import io
 import json
@@ -25,6 +26,10 @@ anything); a dict of the schemas of required keys (more keys are allowed); or {s
 lists, of such values."""
 JSON_BYTES = 64 << 20
 """Larger JSON files are not read; the largest that is written, a vocabulary, has some megabytes."""
+_SMALL = 16 << 20
+"""Bytes of a file that may have any holes."""
+_LEAST_DATA = 16
+"""The share of a larger file, 1/16, that is to be data."""
 _MOST_REDACTED = 4_000
 """Characters of a value from which an error message is made."""
 # //USER: before a password, where the colon may be written as %3a; but not //HOST:PORT/, with an @ somewhere behind it.
@@ -61,17 +66,54 @@ def open_regular(path: Path, flags: int = os.O_RDONLY) -> int:
 
 
 def read_regular(path: Path, most: int) -> bytes:
-    """The content of a regular file; raises a ValueError, before reading, if it has more than `most` bytes."""
+    """The content of a regular file.
+
+    Raises a ValueError, before reading, if it has more than `most` bytes, or is mostly holes.
+    """
     with os.fdopen(open_regular(path), "rb") as file:
         size = os.fstat(file.fileno()).st_size
         require_size(path.name, size, most)
+        require_data(path.name, file.fileno())
         return file.read(size)
+
+
+def measure_regular(path: Path, most: int) -> tuple[int, str]:
+    """The size and the SHA-256 of a regular file, which is read in blocks; raises as `read_regular`."""
+    with os.fdopen(open_regular(path), "rb") as file:
+        size = os.fstat(file.fileno()).st_size
+        require_size(path.name, size, most)
+        require_data(path.name, file.fileno())
+        return size, hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def require_size(file: str, size: int, most: int) -> None:
     """Raises a ValueError if a file has more than `most` bytes."""
     if size > most:
         raise ValueError(f"{file} has {size} bytes, expected at most {most}")
+
+
+def require_data(name: str, descriptor: int) -> None:
+    """Raises a ValueError if a large open file is mostly holes: it takes little of a disk, and all of its size of the
+    memory. Where the system does not tell holes, all is data."""
+    found = os.fstat(descriptor)
+    size = found.st_size
+    on_disk = getattr(found, "st_blocks", size) * 512
+    least = size // _LEAST_DATA
+    if size < _SMALL or on_disk >= least or not hasattr(os, "SEEK_DATA"):
+        return
+    # A disk that compresses, or a file server, may report few blocks also of a file without holes.
+    data = 0
+    position = 0
+    try:
+        while data < least:
+            begin = os.lseek(descriptor, position, os.SEEK_DATA)
+            position = os.lseek(descriptor, begin, os.SEEK_HOLE)
+            data += position - begin
+    except OSError as error:
+        if error.errno == errno.ENXIO:  # there is no more data
+            raise ValueError(f"{name} has {size} bytes, expected data in them, got {data} bytes and holes") from error
+    finally:
+        os.lseek(descriptor, 0, os.SEEK_SET)
 
 
 @contextmanager

@@ -1,11 +1,14 @@
-"""Values of foreign files in errors: no secrets of URLs, and no long work."""
+"""Foreign files: values of them in errors have no secrets of URLs, and nothing takes long or all of the memory."""
 
+import os
 import time
 from contextlib import suppress
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from storage.files import abbreviate, redact, require_no_secret
+from storage.files import abbreviate, measure_regular, read_regular, redact, require_data, require_no_secret
 
 SECRET = "hunter2secret"
 LONG = [
@@ -44,3 +47,34 @@ def test_no_part_of_a_secret_is_left_where_a_value_is_cut(before: int) -> None:
     """However long the password is, and wherever it begins."""
     for url in (f"s3://key:{SECRET * 400}@bucket", f"https://{SECRET * 400}@host", f"https://host?key={SECRET * 400}"):
         assert SECRET[:4] not in abbreviate(" " * before + url)
+
+
+def test_files_that_are_mostly_holes_are_refused(tmp_path: Path) -> None:
+    """Large ones, of which less than a sixteenth is data; others are read, whatever they have."""
+    size = 32 << 20
+    for data, is_read in ((0, False), (1 << 20, False), (3 << 20, True)):
+        path = tmp_path / f"{data}.bin"
+        path.write_bytes(b"x" * data)
+        os.truncate(path, size)
+        if is_read:
+            assert len(read_regular(path, size)) == measure_regular(path, size)[0] == size
+            continue
+        for read in (read_regular, measure_regular):
+            with pytest.raises(ValueError, match=f"{data}.bin has {size} bytes, expected data in them, got {data} "):
+                read(path, size)
+    small = tmp_path / "small"
+    small.touch()
+    os.truncate(small, 1 << 20)
+    assert read_regular(small, size) == bytes(1 << 20)
+
+
+def test_a_disk_that_reports_no_blocks_is_believed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it has as data is asked for in another way."""
+    path = tmp_path / "file"
+    path.write_bytes(b"x" * (17 << 20))
+    found = path.stat()
+    none = SimpleNamespace(st_mode=found.st_mode, st_size=found.st_size, st_blocks=0)
+    monkeypatch.setattr(os, "fstat", lambda descriptor: none)
+    with path.open("rb") as file:
+        require_data("file", file.fileno())
+        assert file.read(1) == b"x"
