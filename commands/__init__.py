@@ -7,7 +7,6 @@ with one line and status 2.
 
 import difflib
 import importlib
-import io
 import logging
 import os
 import sys
@@ -16,6 +15,7 @@ from collections.abc import Sequence
 from importlib.metadata import distributions
 from pathlib import Path
 
+from commands.streams import surviving_streams
 from storage.errors import UserError
 
 USAGE = """compressive: agents that remember. IMPALA on Ray, with a Compressive Transformer.
@@ -51,11 +51,13 @@ TALKATIVE = ("httpx", "httpx2", "matplotlib.font_manager")
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Entry point of the console command `compressive`."""
+    with surviving_streams():
+        _main(arguments)
+
+
+def _main(arguments: Sequence[str] | None) -> None:
     typed = sys.argv[1:] if arguments is None else arguments
     name, *words = typed or ["help"]
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):  # the terminal may lack a character, or a name not be valid text
-            stream.reconfigure(errors="backslashreplace")
     try:
         if name in ("-h", "--help", "help"):
             print(USAGE, end="")
