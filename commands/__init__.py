@@ -8,7 +8,6 @@ with one line and status 2.
 import difflib
 import errno
 import importlib
-import io
 import logging
 import os
 import sys
@@ -18,6 +17,7 @@ from importlib.metadata import distributions
 from pathlib import Path
 from typing import Any, NoReturn
 
+from commands.streams import surviving_streams
 from storage.errors import UserError
 
 USAGE = """compressive: agents that remember. IMPALA on Ray, with a Compressive Transformer.
@@ -53,11 +53,13 @@ TALKATIVE = ("httpx", "httpx2", "matplotlib.font_manager")
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Entry point of the console command `compressive`."""
+    with surviving_streams():
+        _main(arguments)
+
+
+def _main(arguments: Sequence[str] | None) -> None:
     typed = sys.argv[1:] if arguments is None else arguments
     name, *words = typed or ["help"]
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):  # the terminal may lack a character, or a name not be valid text
-            stream.reconfigure(errors="backslashreplace")
     try:
         if name in ("-h", "--help", "help"):
             print(USAGE, end="")

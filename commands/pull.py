@@ -36,7 +36,7 @@ def pull(options: PullOptions) -> None:
             if elsewhere:
                 expected = "expected an agent with its weights, as push and export write it"
                 raise UserError(f"{url}: {expected}, got one whose checkpoints are at {elsewhere}")
-            checkpoint = load_latest(run.path)
+            checkpoint = load_latest(run.path, needed=())
     size = folder_bytes(folder)
     rows = {"environment": config.env, "steps": f"{checkpoint.step:,}", "folder": f"{folder}  {size / 1e6:.1f} MB"}
     say_all(console, rows)

@@ -68,7 +68,7 @@ def _sequence_rows(run: Run, row: dict[str, Any]) -> dict[str, str]:
 def _last_checkpoint(config: Any, run: Run, allow: str | None) -> dict[str, str]:
     """The checkpoint from which a run would be resumed, in its folder or at its URL, and unreadable newer ones."""
     try:
-        checkpoint = checkpoints.load_latest(checkpoint_place(config, run, allow))
+        checkpoint = checkpoints.load_latest(checkpoint_place(config, run, allow), needed=())
     except (FileNotFoundError, StorageError, ValueError) as error:
         return {"checkpoint": str(error)}
     name = checkpoint.path.name if isinstance(checkpoint.path, Path) else checkpoint.path

@@ -10,7 +10,7 @@ Writing is atomic (`storage.stores`); the manifest detects later damage. Loading
 import json
 import logging
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -81,8 +81,10 @@ def save(run: Path | str, step: int, parts: Parts, state: Json, keep: int = 3) -
     return store.locate(new)
 
 
-def load_latest(run: Path | str) -> Checkpoint:
+def load_latest(run: Path | str, needed: Collection[str] | None = None) -> Checkpoint:
     """Reads the newest checkpoint of a run, given by folder or URL; damaged ones are skipped.
+
+    `needed`: names of the parts that it is to have if they are there; None for all. Others take no memory.
 
     Raises:
         FileNotFoundError: if the folder is not a run, or has no readable checkpoint; says why.
@@ -93,7 +95,7 @@ def load_latest(run: Path | str) -> Checkpoint:
     while names := [entry.name for entry in _entries(store) if entry.name not in reasons]:
         for name in names:
             try:
-                checkpoint = read(store, name)
+                checkpoint = read(store, name, needed)
                 return checkpoint._replace(skipped=list(reasons.values()))
             except (OSError, ValueError, MemoryError, RecursionError) as error:
                 if not store.exists(name):
@@ -114,13 +116,19 @@ def _reason(name: str, error: BaseException) -> str:
     return f"{name}: {what}"[:200]
 
 
-def read(store: DiskStore | UrlStore, name: str) -> Checkpoint:
-    """Reads and verifies one checkpoint; a damaged one is a ValueError, OSError, MemoryError or RecursionError."""
+def read(store: DiskStore | UrlStore, name: str, needed: Collection[str] | None = None) -> Checkpoint:
+    """Reads and verifies one checkpoint; a damaged one is a ValueError, OSError, MemoryError or RecursionError.
+
+    See `load_latest` for `needed`.
+    """
 
     def read_file(file: str, most: int) -> bytes:
         return store.read(name, file, most)
 
-    step, parts, state, written = deserialize(read_file)
+    def measure_file(file: str, most: int) -> tuple[int, str]:
+        return store.measure(name, file, most)
+
+    step, parts, state, written = deserialize(read_file, measure_file, needed)
     return Checkpoint(step, parts, state, written, path=store.locate(name), skipped=[])
 
 
@@ -151,7 +159,7 @@ def load_weights(load: Callable[[Any], object], place: Path | str, config_file: 
         ValueError: if they do not fit the network, which is that of `config_file`.
         FileNotFoundError, StorageError: see `load_latest`.
     """
-    checkpoint = load_latest(place)
+    checkpoint = load_latest(place, ["weights"])
     try:
         load(checkpoint.parts["weights"])
     except (RuntimeError, KeyError) as error:

@@ -2,6 +2,7 @@
 
 import csv
 import errno
+import hashlib
 import importlib
 import io
 import json
@@ -25,6 +26,14 @@ anything); a dict of the schemas of required keys (more keys are allowed); or {s
 lists, of such values."""
 JSON_BYTES = 64 << 20
 """Larger JSON files are not read; the largest that is written, a vocabulary, has some megabytes."""
+_SMALL = 16 << 20
+"""Bytes of a file that may have any holes."""
+_LEAST_DATA = 16
+"""The share of a larger file, 1/16, that is to be data."""
+_MOST_REDACTED = 4_000
+"""Characters of a value from which an error message is made."""
+# //USER: before a password, where the colon may be written as %3a; but not //HOST:PORT/, with an @ somewhere behind it.
+_USER = re.compile(r"(:/+)[^\s/@]*(?::(?!\d+(?:[/\s]|$))|%3a)", re.IGNORECASE)
 _FILE_TYPES = {
     stat.S_IFLNK: "a symbolic link",
     stat.S_IFDIR: "a folder",
@@ -57,17 +66,54 @@ def open_regular(path: Path, flags: int = os.O_RDONLY) -> int:
 
 
 def read_regular(path: Path, most: int) -> bytes:
-    """The content of a regular file; raises a ValueError, before reading, if it has more than `most` bytes."""
+    """The content of a regular file.
+
+    Raises a ValueError, before reading, if it has more than `most` bytes, or is mostly holes.
+    """
     with os.fdopen(open_regular(path), "rb") as file:
         size = os.fstat(file.fileno()).st_size
         require_size(path.name, size, most)
+        require_data(path.name, file.fileno())
         return file.read(size)
+
+
+def measure_regular(path: Path, most: int) -> tuple[int, str]:
+    """The size and the SHA-256 of a regular file, which is read in blocks; raises as `read_regular`."""
+    with os.fdopen(open_regular(path), "rb") as file:
+        size = os.fstat(file.fileno()).st_size
+        require_size(path.name, size, most)
+        require_data(path.name, file.fileno())
+        return size, hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def require_size(file: str, size: int, most: int) -> None:
     """Raises a ValueError if a file has more than `most` bytes."""
     if size > most:
         raise ValueError(f"{file} has {size} bytes, expected at most {most}")
+
+
+def require_data(name: str, descriptor: int) -> None:
+    """Raises a ValueError if a large open file is mostly holes: it takes little of a disk, and all of its size of the
+    memory. Where the system does not tell holes, all is data."""
+    found = os.fstat(descriptor)
+    size = found.st_size
+    on_disk = getattr(found, "st_blocks", size) * 512
+    least = size // _LEAST_DATA
+    if size < _SMALL or on_disk >= least or not hasattr(os, "SEEK_DATA"):
+        return
+    # A disk that compresses, or a file server, may report few blocks also of a file without holes.
+    data = 0
+    position = 0
+    try:
+        while data < least:
+            begin = os.lseek(descriptor, position, os.SEEK_DATA)
+            position = os.lseek(descriptor, begin, os.SEEK_HOLE)
+            data += position - begin
+    except OSError as error:
+        if error.errno == errno.ENXIO:  # there is no more data
+            raise ValueError(f"{name} has {size} bytes, expected data in them, got {data} bytes and holes") from error
+    finally:
+        os.lseek(descriptor, 0, os.SEEK_SET)
 
 
 @contextmanager
@@ -224,10 +270,15 @@ def _is_of(kind: type, value: object) -> bool:
 def abbreviate(value: object) -> str:
     """The `repr` of a value, cut to the length of an error message, without passwords of URLs."""
     try:
-        text = redact(repr(value))
+        text = repr(value)
     except RecursionError:
         return "a value that is nested too deeply"
-    if len(text) > 120:
+    # A foreign file may have a text of megabytes. Where a password is cut, an @ stands for the one behind it.
+    is_cut = len(text) > _MOST_REDACTED
+    if is_cut:
+        text = f"{text[:_MOST_REDACTED]}@"
+    text = redact(text)
+    if is_cut or len(text) > 120:
         text = f"{text[:116]} ..."
     return text
 
@@ -237,27 +288,31 @@ def is_url(run: Path | str) -> bool:
     return isinstance(run, str) and "://" in run
 
 
-def redact(text: str, secret_character: str = r"\S") -> str:
-    """A text with "***" for the passwords in its URLs and for all that follows "?NAME=" in them.
+def redact(text: str) -> str:
+    """A text with "***" for the passwords in its URLs, which end at a space, and for all that follows "?NAME=" in them.
 
-    `secret_character`: what a password or value may consist of, as a regular expression; by default a URL ends at a
-    space.
+    Takes time in proportion to the length of any text.
     """
-    # //USER:PASSWORD@, where the colon may be written as %3a; but not //HOST:PORT/, with an @ somewhere behind it.
-    port = r"\d+(?:[/\s]|$)"
-    password = rf"(:/+)[^\s/@]*(?::(?!{port})|%3a){secret_character}*@"
-    text = re.sub(password, r"\1***@", text, flags=re.IGNORECASE | re.DOTALL)
+    return re.sub(r"\S+", lambda word: _redact_url(word[0]), text)
+
+
+def _redact_url(url: str) -> str:
+    """A URL, or a word that may have some in it, without passwords and queries."""
+    # No expression below looks for the same end from several beginnings, which would take quadratic time.
+    # //USER:PASSWORD@, up to the last @, because passwords may have some in them.
+    before, at, after = url.rpartition("@")
+    begin = _USER.search(before + at)
+    if begin:
+        url = f"{url[: begin.start()]}{begin[1]}***@{after}"
     # https://TOKEN@. Other protocols have a user or a container there, which are no secrets.
-    token = r"(https?:/+)[^\s/@]*@"
-    text = re.sub(token, r"\1***@", text, flags=re.IGNORECASE)
+    url = re.sub(r"(https?:/+)[^\s/@]*@", r"\1***@", url, flags=re.IGNORECASE)
     # ?NAME=VALUE, with all that follows.
-    query = rf"([?&#;][\w.~%+-]+=){secret_character}+"
-    return re.sub(query, r"\1***", text, flags=re.DOTALL)
+    return re.sub(r"([?&#;][\w.~%+-]+=).+", r"\1***", url, flags=re.DOTALL)
 
 
 def require_no_secret(url: str) -> None:
     """Raises a ValueError for a URL with a password, token or query, because URLs are written to files and logs."""
-    redacted = redact(url, secret_character=".")
+    redacted = _redact_url(url)  # with spaces in it
     if redacted != url:
         raise ValueError(
             f"{redacted}: expected a URL without a password, token or query; credentials belong in the environment, "

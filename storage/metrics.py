@@ -3,12 +3,14 @@
 Names are `group/name`, as in `episode/return`, or `name`, as in `learning_rate`.
 """
 
+import errno
+import io
 import json
 import math
 import os
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import BinaryIO
@@ -22,6 +24,10 @@ Layout = dict[str, dict[str, list[Sequence[str]]]]
 """Charts of TensorBoard, as `SummaryWriter.add_custom_scalars` takes them."""
 SAMPLE = 4_000
 """Number of rows that `sample_metrics` reads."""
+MOST_BYTES = 512 << 20
+"""Larger files are not read. That of a run of 10^10 frames has some 100 MB."""
+_BLOCK = 1 << 20
+"""Bytes that are read at once. Longer lines are damaged rows; those of a run have some kB."""
 _END = 1 << 16
 """Bytes at the end of the file in which the last row is looked for first."""
 
@@ -41,7 +47,7 @@ class MetricsWriter:
         layout: TensorBoard's custom charts.
 
     Raises:
-        OSError: if the folder or its file cannot be written, or `metrics.jsonl` is not a file.
+        OSError: if the folder or its file cannot be written, or `metrics.jsonl` is not a file, or too large to be read.
     """
 
     def __init__(
@@ -55,9 +61,7 @@ class MetricsWriter:
         run.mkdir(parents=True, exist_ok=True)
         # The rows up to the checkpoint are kept.
         self._stack = ExitStack()
-        flags = os.O_RDWR | os.O_APPEND | os.O_CREAT
-        descriptor = open_regular(run / FILE, flags)
-        self._file = self._stack.enter_context(os.fdopen(descriptor, "r+b"))
+        self._file = self._stack.enter_context(_open(run, os.O_RDWR | os.O_APPEND | os.O_CREAT))
         end, _ = _last_row(self._file, most=resumed_step)
         self._file.truncate(end)
 
@@ -99,7 +103,7 @@ def read_metrics(run: Path | str) -> list[Json]:
 
     Raises:
         FileNotFoundError: if the folder has no metrics.
-        OSError: if `metrics.jsonl` is not a file or cannot be read.
+        OSError: if `metrics.jsonl` is not a file, cannot be read, or has more than `MOST_BYTES`.
     """
     rows, _ = read_on(run)
     return rows
@@ -116,41 +120,42 @@ def read_on(run: Path | str, position: int = 0) -> tuple[list[Json], int]:
         if position > size:
             position = 0
         file.seek(position)
-        lines = file.read().splitlines(keepends=True)
-
-    # The last line may be in the middle of being written; it is read the next time.
-    if lines and not lines[-1].endswith(b"\n"):
-        lines.pop()
-    rows = []
-    for line in lines:
-        position += len(line)
-        row = _parse(line)
-        if row:
-            rows.append(row)
+        rows = []
+        for line in _lines(file, size - position):
+            # The last line may be in the middle of being written; it is read the next time.
+            is_complete = line.endswith(b"\n")
+            if not is_complete and len(line) < _BLOCK:
+                break
+            position += len(line)
+            row = _parse(line)
+            if row:
+                rows.append(row)
     return rows, position
 
 
 def sample_metrics(run: Path | str, kept: str = "") -> list[Json]:
     """Like `read_metrics`, but about `SAMPLE` rows at equal distances, the first and the last included, and all rows
     that have the metric `kept`. Only these are parsed: less than a second for 100,000 rows."""
-    with _open(run) as file:
-        lines = file.read().splitlines(keepends=True)
-
-    # Most of the time would be that of parsing, so that only what is returned is parsed.
-    stride = max(1, math.ceil(len(lines) / SAMPLE))
     key = json.dumps(kept).encode()
     rows = []
-    for index, line in enumerate(lines):
-        is_kept = bool(kept) and key in line
-        is_sampled = index % stride == 0
-        if not is_sampled and not is_kept:
-            continue
-        row = _parse(line)
-        if row:
-            rows.append(row)
+    with _open(run) as file:
+        size = os.fstat(file.fileno()).st_size
+        count = sum(1 for _ in _lines(file, size))
 
-    # Readers ask the last row how far the run is.
-    _, last = _last_row_of(lines)
+        # Most of the time would be that of parsing, so that only what is returned is parsed.
+        stride = max(1, math.ceil(count / SAMPLE))
+        file.seek(0)
+        for index, line in enumerate(_lines(file, size)):
+            is_kept = bool(kept) and key in line
+            is_sampled = index % stride == 0
+            if not is_sampled and not is_kept:
+                continue
+            row = _parse(line)
+            if row:
+                rows.append(row)
+
+        # Readers ask the last row how far the run is.
+        _, last = _last_row(file)
     if last and last not in rows[-1:]:
         rows.append(last)
     return rows
@@ -159,7 +164,7 @@ def sample_metrics(run: Path | str, kept: str = "") -> list[Json]:
 def last_metrics(run: Path | str, name: str = "step") -> Json:
     """The last complete row that has a metric, empty if there is none.
 
-    Raises an OSError if `metrics.jsonl` is not a file or cannot be read.
+    Raises an OSError if `metrics.jsonl` is not a file, cannot be read, or has more than `MOST_BYTES`.
     """
     try:
         with _open(run) as file:
@@ -169,10 +174,43 @@ def last_metrics(run: Path | str, name: str = "step") -> Json:
         return {}
 
 
-def _open(run: Path | str) -> BinaryIO:
-    """The metrics of a run, to be read."""
-    descriptor = open_regular(Path(run) / FILE)
-    return os.fdopen(descriptor, "rb")
+def _open(run: Path | str, flags: int = os.O_RDONLY) -> BinaryIO:
+    """The metrics of a run, to be read, and with other flags also written."""
+    path = Path(run) / FILE
+    descriptor = open_regular(path, flags)
+    file = os.fdopen(descriptor, "rb" if flags == os.O_RDONLY else "r+b")
+    size = os.fstat(descriptor).st_size
+    if size > MOST_BYTES:
+        file.close()
+        raise OSError(errno.EFBIG, f"expected at most {MOST_BYTES} bytes, got {size}", str(path))
+    return file
+
+
+def _lines(file: BinaryIO, size: int) -> Iterator[bytes]:
+    """The lines of the next `size` bytes of a file. One that is longer than a block comes in pieces."""
+    while size > 0:
+        line = file.readline(min(size, _BLOCK))
+        if not line:
+            return  # the file has become shorter
+        size -= len(line)
+        yield line
+
+
+def _lines_from_end(file: BinaryIO) -> Iterator[bytes]:
+    """The lines of a file, the last one first. One that is longer than a block comes in pieces."""
+    position = file.seek(0, os.SEEK_END)
+    size = _END
+    after = b""  # of a line whose beginning has not been read
+    while position > 0:
+        size = min(size, position)
+        position -= size
+        file.seek(position)
+        lines = io.BytesIO(file.read(size) + after).readlines()
+        after = b""
+        if position > 0 and lines and len(lines[0]) < _BLOCK:
+            after = lines.pop(0)
+        yield from reversed(lines)
+        size = _BLOCK
 
 
 def _parse(line: bytes, name: str = "step") -> Json:
@@ -207,34 +245,15 @@ def _parse(line: bytes, name: str = "step") -> Json:
 def _last_row(file: BinaryIO, name: str = "step", most: float = math.inf) -> tuple[int, Json]:
     """The offset of the end of the last complete row that has a metric and a step up to `most`, and the row.
 
-    Returns (0, {}) if there is none. Reads the end of the file, and all of it if the row is not there.
+    Returns (0, {}) if there is none. Reads no more of the file's end than it needs.
     """
-    # In most cases it is among the last lines.
-    size = file.seek(0, os.SEEK_END)
-    if size > _END:
-        file.seek(size - _END)
-        lines = file.read(_END).splitlines(keepends=True)
-        lines = lines[1:]  # the first may be the end of a longer one
-        after, row = _last_row_of(lines, name, most)
-        if row:
-            return size - after, row
-
-    # Otherwise all lines are searched.
-    file.seek(0)
-    lines = file.read(size).splitlines(keepends=True)
-    after, row = _last_row_of(lines, name, most)
-    return size - after, row
-
-
-def _last_row_of(lines: list[bytes], name: str = "step", most: float = math.inf) -> tuple[int, Json]:
-    """The number of bytes after the last row that has a metric and a step up to `most`, and the row."""
-    after = 0
-    for line in reversed(lines):
+    end = file.seek(0, os.SEEK_END)
+    for line in _lines_from_end(file):
         row = _parse(line, name)
         if row and row["step"] <= most:
-            return after, row
-        after += len(line)
-    return after, {}
+            return end, row
+        end -= len(line)
+    return 0, {}
 
 
 def write_hparams(run: Path | str, step: int, hparams: Mapping[str, object], metrics: Mapping[str, float]) -> None:

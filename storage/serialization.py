@@ -3,11 +3,10 @@
 import base64
 import hashlib
 import json
-import os
 import random
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +18,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from agent.core.state import leaves
+from agent.memory_check import machine_memory
 from agent.trajectory import Trajectory
 from storage.files import JSON_BYTES, Json, Schema, abbreviate, require_schema
 from storage.stores import MANIFEST
@@ -63,18 +63,28 @@ def serialize(step: int, parts: Parts, state: Json) -> Iterator[tuple[str, bytes
     yield MANIFEST, text.encode()
 
 
-def deserialize(read: Callable[[str, int], bytes]) -> tuple[int, Json, Json, float]:
+def deserialize(
+    read: Callable[[str, int], bytes],
+    measure: Callable[[str, int], tuple[int, str]],
+    needed: Collection[str] | None = None,
+) -> tuple[int, Parts, Json, float]:
     """Step, parts, state and time of a checkpoint.
 
     Args:
         read: returns the content of a file, if it has at most a number of bytes.
+        measure: returns its size and SHA-256 instead, without having all of it in memory.
+        needed: names of the parts that are returned if they are there; None for all. Others are only verified.
 
     Raises:
         ValueError: if a file is damaged or forged; every value is verified before its use.
     """
     content = _parse_manifest(read(MANIFEST, JSON_BYTES))
-    # A file that claims to be larger than the memory of the machine is not read.
-    machine_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    # Files that claim to be larger than the memory of the machine, all together, are not read.
+    machine_bytes = machine_memory()
+    total = sum(expected["size"] for expected in content["files"].values())
+    if total > machine_bytes:
+        raise ValueError(f"the checkpoint has {total} bytes, expected at most {machine_bytes}, this machine's memory")
+
     parts = {}
     for file, expected in content["files"].items():
         # A name with a path in it would lead out of the checkpoint.
@@ -82,15 +92,22 @@ def deserialize(read: Callable[[str, int], bytes]) -> tuple[int, Json, Json, flo
             raise ValueError(f"{MANIFEST}: files: expected names such as weights.safetensors, got {abbreviate(file)}")
 
         # Size and digest are those that were written.
+        part = file.removesuffix(".safetensors")
+        is_needed = needed is None or part in needed
         size = expected["size"]
-        data = read(file, min(size, machine_bytes))
-        if len(data) != size:
-            raise ValueError(f"{file} has {len(data)} bytes instead of {size}")
-        found_digest = hashlib.sha256(data).hexdigest()
+        if is_needed:
+            data = read(file, size)
+            found = len(data), hashlib.sha256(data).hexdigest()
+        else:
+            found = measure(file, size)
+        found_size, found_digest = found
+        if found_size != size:
+            raise ValueError(f"{file} has {found_size} bytes instead of {size}")
         if found_digest != expected["sha256"]:
             raise ValueError(f"{file} is not what was written (its SHA-256 differs)")
 
-        part = file.removesuffix(".safetensors")
+        if not is_needed:
+            continue
         try:
             parts[part] = parse_safetensors(data)
         except Exception as error:  # safetensors and torch raise many kinds for forged data

@@ -3,6 +3,7 @@
 After a crash or a kill at any moment a folder is complete or absent. `storage.checkpoints` says what is in it.
 """
 
+import hashlib
 import logging
 import os
 import secrets
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import ParamSpec, TypeVar
 
 from fsspec.core import url_to_fs
+from fsspec.implementations.local import LocalFileSystem
 
 from storage import files
 from storage.errors import StorageError
@@ -27,6 +29,8 @@ MANIFEST = "state.json"
 PAUSES = (1.0, 3.0, 9.0)
 """Seconds before each retry of a failed operation behind a URL."""
 _OWNER = "owner.txt"
+_BLOCK = 64 << 20
+"""Bytes of a file behind a URL that are in memory while it is measured."""
 
 
 class DiskStore:
@@ -59,10 +63,17 @@ class DiskStore:
 
     def read(self, name: str, file: str, most: int) -> bytes:
         """The content of a regular file; raises a ValueError, before reading, if it has more than `most` bytes."""
+        return files.read_regular(self._folder(name) / file, most)
+
+    def measure(self, name: str, file: str, most: int) -> tuple[int, str]:
+        """The size and the SHA-256 of a file, without its content in memory; raises as `read`."""
+        return files.measure_regular(self._folder(name) / file, most)
+
+    def _folder(self, name: str) -> Path:
         folder = self.locate(name)
         if folder.is_symlink():
             raise NotADirectoryError("expected a folder, got a symbolic link")
-        return files.read_regular(folder / file, most)
+        return folder
 
     def write(self, name: str, content: Iterable[tuple[str, bytes]]) -> str:
         """Writes a folder, in place of one of that name, and returns its name; removes what interrupted writes left."""
@@ -137,6 +148,19 @@ class UrlStore:
         return bool(self._retry(self._fs.exists, manifest))
 
     def read(self, name: str, file: str, most: int) -> bytes:
+        path, _ = self._find(name, file, most)
+        return self._retry(self._fs.cat_file, path)
+
+    def measure(self, name: str, file: str, most: int) -> tuple[int, str]:
+        path, size = self._find(name, file, most)
+        found = hashlib.sha256()
+        for begin in range(0, size, _BLOCK):
+            end = min(size, begin + _BLOCK)
+            found.update(self._retry(self._fs.cat_file, path, begin, end))
+        return size, found.hexdigest()
+
+    def _find(self, name: str, file: str, most: int) -> tuple[str, int]:
+        """The path and the size of a regular file; raises a ValueError as `DiskStore.read`."""
         path = f"{self._root}/{name}/{file}"
         info = self._retry(self._fs.info, path)
         # Behind file:// there may be anything.
@@ -145,7 +169,13 @@ class UrlStore:
         if info["type"] != "file":
             raise ValueError(f"{file}: expected a regular file, got {info['type']}")
         files.require_size(file, info["size"], most)
-        return self._retry(self._fs.cat_file, path)
+        if isinstance(self._fs, LocalFileSystem):
+            descriptor = files.open_regular(Path(path))
+            try:
+                files.require_data(file, descriptor)
+            finally:
+                os.close(descriptor)
+        return path, info["size"]
 
     def write(self, name: str, content: Iterable[tuple[str, bytes]]) -> str:
         # A folder without a manifest was left when a writer was killed.

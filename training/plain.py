@@ -134,7 +134,7 @@ def read_url(url: str) -> RunConfig:
     """The configuration of the agent's run whose checkpoints are at a URL; raises as `read_config`."""
     from storage.checkpoints import load_latest  # here, because it imports torch
 
-    checkpoint = load_latest(url)
+    checkpoint = load_latest(url, needed=())
     plain = checkpoint.state.get("config")
     try:
         config = from_plain(RunConfig, plain)

@@ -33,7 +33,7 @@ def share(run: Run, folder: Path, allow: str | None = None) -> None:
     """
     # All is read before anything is written.
     config = read_config(run)
-    checkpoint = checkpoints.load_latest(checkpoint_place(config, run, allow))
+    checkpoint = checkpoints.load_latest(checkpoint_place(config, run, allow), ["weights"])
     rows = _at_equal_distances(sample_metrics(run.path))
     copies: dict[str, bytes] = {}
     for file in (run.evaluation_file(), run.launches_file):

@@ -4,9 +4,12 @@ A tokenizer is learned from the training split alone and kept in a run as JSON.
 """
 
 import codecs
+import json
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -122,8 +125,16 @@ class Subwords:
     is_separator_only = True
 
     def __init__(self, model: str) -> None:
+        """`model` is what the library writes of a tokenizer that `learn` makes; raises a ValueError for another one."""
         self.library = import_extra("tokenizers", "text", "--tokens subwords")
-        self.tokenizer = self.library.Tokenizer.from_str(model)
+        # It may be another person's: only the vocabulary and the merges of it are used.
+        plain = json.loads(model)
+        vocabulary, merges = _require_pairs(plain["model"], self.library.pre_tokenizers.ByteLevel.alphabet())
+        with _no_panic():
+            self.tokenizer = _make_tokenizer(self.library, vocabulary, merges)
+            self.tokenizer.add_special_tokens([DOCUMENT])
+        # What else is in it would have made other tokens.
+        _require_equal(plain, json.loads(self.tokenizer.to_str()), "model")
         # A text that has the separator's name in it is text.
         self.tokenizer.encode_special_tokens = True
         self.vocabulary = self.tokenizer.get_vocab_size()
@@ -133,9 +144,7 @@ class Subwords:
     def learn(cls, texts: Iterable[bytes], size: int | None = None) -> "Subwords":
         """Learns `size` tokens (32,000 by default), which include the 256 bytes and the separator."""
         library = import_extra("tokenizers", "text", "--tokens subwords")
-        tokenizer = library.Tokenizer(library.models.BPE())
-        tokenizer.pre_tokenizer = library.pre_tokenizers.ByteLevel(add_prefix_space=False)
-        tokenizer.decoder = library.decoders.ByteLevel()
+        tokenizer = _make_tokenizer(library)
         trainer = library.trainers.BpeTrainer(
             vocab_size=size or 32_000,
             special_tokens=[DOCUMENT],
@@ -148,7 +157,9 @@ class Subwords:
 
     def encode(self, text: bytes) -> np.ndarray:
         tokens: list[int] = []
-        for piece in self.tokenizer.encode_batch_fast(_paragraphs(text)):
+        with _no_panic():
+            pieces = self.tokenizer.encode_batch_fast(_paragraphs(text))
+        for piece in pieces:
             tokens += piece.ids
         return np.array(tokens, np.int64)
 
@@ -158,6 +169,61 @@ class Subwords:
 
     def to_plain(self) -> dict[str, Any]:
         return {"kind": "subwords", "model": self.tokenizer.to_str()}
+
+
+def _make_tokenizer(
+    library: ModuleType, vocabulary: dict[str, int] | None = None, merges: list[tuple[str, str]] | None = None
+) -> Any:
+    """The library's tokenizer of byte pairs, which has yet to learn without a vocabulary and merges."""
+    tokenizer = library.Tokenizer(library.models.BPE(vocabulary, merges))
+    tokenizer.pre_tokenizer = library.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = library.decoders.ByteLevel()
+    return tokenizer
+
+
+def _require_pairs(model: Any, alphabet: list[str]) -> tuple[dict[str, int], list[tuple[str, str]]]:
+    """The tokens and merges of a model as the library writes it; raises a ValueError for what `learn` does not make."""
+    vocabulary: dict[str, int] = model["vocab"]
+    numbers = list(vocabulary.values())
+    # Others would be outside of the network's embedding.
+    are_numbers = all(type(number) is int for number in numbers)
+    if not are_numbers or sorted(numbers) != list(range(len(numbers))):
+        raise ValueError(f"vocab: expected tokens 0 to {len(numbers) - 1}, got {abbreviate(numbers)}")
+    missing = [token for token in (DOCUMENT, *alphabet) if token not in vocabulary]
+    if missing:
+        raise ValueError(f"vocab: expected {DOCUMENT} and all bytes, got none of {abbreviate(missing)}")
+
+    merges = []
+    for merge in model["merges"]:
+        # The library once wrote pairs as one text.
+        first, second = merge.split(" ") if isinstance(merge, str) else merge
+        if not {first, second, first + second} <= vocabulary.keys():
+            raise ValueError(f"merges: expected tokens of the vocabulary, got {abbreviate(merge)}")
+        merges.append((first, second))
+    return vocabulary, merges
+
+
+def _require_equal(found: object, expected: object, where: str) -> None:
+    """Raises a ValueError if what two values as JSON both have differs; fields of other versions are left out."""
+    if isinstance(found, dict) and isinstance(expected, dict):
+        for name in sorted(found.keys() & expected.keys() - {"vocab", "merges", "version"}):
+            _require_equal(found[name], expected[name], f"{where}.{name}")
+    elif isinstance(found, list) and isinstance(expected, list) and len(found) == len(expected):
+        for index, (each, expected_each) in enumerate(zip(found, expected)):
+            _require_equal(each, expected_each, f"{where}.{index}")
+    elif found != expected:
+        raise ValueError(f"{where}: expected {abbreviate(expected)}, got {abbreviate(found)}")
+
+
+@contextmanager
+def _no_panic() -> Iterator[None]:
+    """Turns a panic of the library, which is in Rust, into a ValueError: it is no Exception, and has no public name."""
+    try:
+        yield
+    except BaseException as error:
+        if type(error).__name__ != "PanicException":
+            raise
+        raise ValueError(f"the library tokenizers failed: {error}") from error
 
 
 def _paragraphs(text: bytes) -> list[str]:
@@ -238,5 +304,11 @@ def from_plain(plain: Any) -> Tokenizer:
     except ImportError:
         raise
     except Exception as error:  # `tokenizers` raises no narrower class
-        raise ValueError(f"tokenizer: expected {kind} as this version writes them, got: {error!r}") from error
+        raise ValueError(f"tokenizer: expected {kind} as this version writes them, got: {_said(error)}") from error
     raise ValueError(f"tokenizer: expected bytes, words or subwords, got {abbreviate(kind)}")
+
+
+def _said(error: Exception) -> str:
+    """What an error says: our own, or the class and the beginning of another one."""
+    is_own = type(error) is ValueError and len(str(error)) < 1_000
+    return str(error) if is_own else abbreviate(error)

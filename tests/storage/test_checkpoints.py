@@ -107,14 +107,14 @@ def test_a_checkpoint_that_is_removed_meanwhile_is_not_damaged(
         save(place, step)
     read = checkpoints.read
 
-    def late_read(store: Any, name: str) -> checkpoints.Checkpoint:
+    def late_read(store: Any, name: str, needed: Any = None) -> checkpoints.Checkpoint:
         if name.startswith("000000000200"):
             for old in store.names():
                 if left is None or not old.startswith(f"{left:012d}"):
                     store.remove(old)
             if left is None:
                 save(place, 300)
-        return read(store, name)
+        return read(store, name, needed)
 
     monkeypatch.setattr(checkpoints, "read", late_read)
     loaded = checkpoints.load_latest(place)

@@ -6,17 +6,22 @@ import os
 import pickle
 import struct
 import time
+import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
+from agent.memory_check import machine_memory
 from storage import checkpoints
 from storage.files import JSON_BYTES
-from tests.learner.runs import forge, names, save
+from tests.learner.runs import PARTS, forge, names, save
 
 TERABYTE = 1 << 40
+SPARSE = 512 << 20
+SPARSE_SHA256 = "9acca8e8c22201155389f65abbf6bc9723edc7384ead80503839f49dcc56d767"
 WEIGHTS = "weights.safetensors"
 Damage = Callable[[Path], object]
 
@@ -80,6 +85,21 @@ def huge(folder: Path) -> None:
     entry(WEIGHTS, size=TERABYTE)(folder)
 
 
+def bomb(folder: Path) -> None:
+    """Six more parts of 512 MiB that take no room on the disk, with the SHA-256 of an intact file."""
+    for index in range(6):
+        name = f"p{index}.safetensors"
+        (folder / name).touch()
+        os.truncate(folder / name, SPARSE)
+        entry(name, size=SPARSE, sha256=SPARSE_SHA256)(folder)
+
+
+def sizes(folder: Path) -> None:
+    """Two more parts, each of which would fit into the memory."""
+    for name in ("a.safetensors", "b.safetensors"):
+        entry(name, size=machine_memory() - (1 << 20))(folder)
+
+
 class Attack:
     """Pickled in place of tensors; a process that unpickles it ends with status 3."""
 
@@ -120,6 +140,8 @@ HOSTILE: dict[str, tuple[Damage, str]] = {
     "folder": (instead(WEIGHTS, Path.mkdir), "expected a regular file, got"),
     "terabytes": (instead(WEIGHTS, sparse), f"has {TERABYTE} bytes, expected at most"),
     "terabytes: agreed": (huge, f"has {TERABYTE} bytes, expected at most"),
+    "sum of sizes": (sizes, "the checkpoint has "),
+    "holes": (bomb, f"p0.safetensors has {SPARSE} bytes, expected data in them, got 0 bytes and holes"),
     "state.json: device": (instead("state.json", lambda path: path.symlink_to("/dev/zero")), "got a symbolic link"),
     "state.json: FIFO": (instead("state.json", os.mkfifo), "expected a regular file, got"),
     "state.json: terabytes": (instead("state.json", sparse), f"expected at most {JSON_BYTES}"),
@@ -155,6 +177,30 @@ def test_a_damaged_checkpoint_is_skipped_with_a_reason(kind: str, scheme: str, t
     assert reason in skipped
     assert len(skipped) <= 200
     assert names(tmp_path) == ["000000000100", "000000000200"]  # loading changes nothing
+
+
+@pytest.mark.parametrize("scheme", ["", "file://"])
+def test_parts_that_are_not_needed_are_verified(scheme: str, tmp_path: Path) -> None:
+    run = place(tmp_path, scheme)
+    checkpoints.save(run, 100, PARTS, {})
+    folder = checkpoints.save(run, 200, PARTS, {})
+    assert checkpoints.load_latest(run, ["actors", "other"]).parts.keys() == {"actors"}
+    assert checkpoints.load_latest(run, ()).parts == {}
+
+    edit(WEIGHTS, lambda data: data[:-1] + b"?")(Path(str(folder).removeprefix(scheme)))
+    loaded = checkpoints.load_latest(run, ["actors"])
+    assert loaded.step == 100
+    assert f"{WEIGHTS} is not what was written" in loaded.skipped[0]
+
+
+def test_parts_that_are_not_needed_take_no_memory(tmp_path: Path) -> None:
+    large = torch.ones(4 << 20)
+    checkpoints.save(tmp_path, 100, {"optimizer": {"moment": large}, **PARTS}, {})
+    tracemalloc.start()
+    checkpoints.load_latest(tmp_path, ["weights"])
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < large.nbytes / 4
 
 
 @pytest.mark.parametrize("kind", ["link", "file"])

@@ -2,6 +2,7 @@
 
 import math
 import os
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -205,6 +206,49 @@ def test_only_files_are_read_and_written(tmp_path: Path, kind: str) -> None:
     for use in (read_metrics, sample_metrics, last_metrics, MetricsWriter):
         with pytest.raises(OSError, match=r"expected a regular file, got a .*metrics.jsonl"):
             use(tmp_path)
+
+
+def test_a_file_that_is_too_large_is_not_read(tmp_path: Path) -> None:
+    """One that takes no room on the disk, say."""
+    path = tmp_path / "metrics.jsonl"
+    path.touch()
+    os.truncate(path, 100 << 30)
+    words = f"expected at most {metrics.MOST_BYTES} bytes, got {100 << 30}.*metrics.jsonl"
+    for use in (read_metrics, sample_metrics, last_metrics, MetricsWriter):
+        with pytest.raises(OSError, match=words):
+            use(tmp_path)
+
+
+@pytest.mark.parametrize("block", [128, 1_000, 10_000])
+def test_rows_are_read_block_by_block(block: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Never more than a block and a line at once, and no line that is longer than a block."""
+    monkeypatch.setattr(metrics, "_BLOCK", block)
+    monkeypatch.setattr(metrics, "_END", block // 2)
+    write(tmp_path, range(0, 600, 2))
+    append(tmp_path, "x" * 25_000 + "\n")
+    expected = steps_in(tmp_path)
+    assert expected == list(range(0, 600, 2))
+    assert [row["step"] for row in sample_metrics(tmp_path, "step")] == expected
+    assert last_metrics(tmp_path)["step"] == 598
+    _, position = read_on(tmp_path)
+    assert position == (tmp_path / "metrics.jsonl").stat().st_size
+
+    for resumed_step in (301, 0):
+        write(tmp_path, [], resumed_step)
+        assert steps_in(tmp_path) == [step for step in expected if step <= resumed_step]
+
+
+def test_a_long_line_takes_no_memory(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    write(tmp_path, [10])
+    os.truncate(path, 32 << 20)
+    tracemalloc.start()
+    for read in (read_metrics, sample_metrics):
+        assert [row["step"] for row in read(tmp_path)] == [10]
+    assert last_metrics(tmp_path)["step"] == 10
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 8 << 20
 
 
 def test_the_block_closes_and_errors_pass(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 import codecs
 import json
+from typing import Any
 
 import numpy as np
 import pytest
@@ -78,6 +79,85 @@ def test_json_keeps_a_tokenizer(kind: str) -> None:
     again = from_plain(json.loads(json.dumps(tokenizer.to_plain())))
     assert (again.vocabulary, again.separator) == (tokenizer.vocabulary, tokenizer.separator)
     assert np.array_equal(again.encode(TEXT), tokenizer.encode(TEXT))
+
+
+def model() -> Any:
+    """What the library writes of a tokenizer of subwords."""
+    return json.loads(learn("subwords", [TEXT] * 20, 300).to_plain()["model"])
+
+
+def test_subwords_of_earlier_runs_are_the_same() -> None:
+    """As the library itself reads them; earlier ones wrote a merge as one text."""
+    library = pytest.importorskip("tokenizers")
+    plain = model()
+    direct = library.Tokenizer.from_str(json.dumps(plain))
+    direct.encode_special_tokens = True
+    text = TEXT.decode() * 3 + " <document> Ω never seen\r\n"
+    for merges in (plain["model"]["merges"], [" ".join(merge) for merge in plain["model"]["merges"]]):
+        plain["model"]["merges"] = merges
+        read = from_plain({"kind": "subwords", "model": json.dumps(plain)})
+        assert read.encode(text.encode()).tolist() == [
+            token for piece in tokenization._paragraphs(text.encode()) for token in direct.encode(piece).ids
+        ]
+        assert (read.vocabulary, read.separator) == (direct.get_vocab_size(), direct.token_to_id("<document>"))
+
+
+PADDING = {
+    "strategy": {"Fixed": 1_000_000},
+    "direction": "Right",
+    "pad_to_multiple_of": None,
+    "pad_id": 0,
+    "pad_type_id": 0,
+    "pad_token": "x",
+}
+ADDED = {"id": 1, "content": "a", "single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
+SPLIT = {"type": "Split", "pattern": {"Regex": "(a+)+$"}, "behavior": "Isolated", "invert": False}
+FORGED: dict[str, tuple[Any, str]] = {
+    "padding": (PADDING, "model.padding: expected None, got {'strategy'"),
+    "truncation": ({"max_length": 1}, "model.truncation: expected None, got"),
+    "normalizer": ({"type": "Prepend", "prepend": "x" * 9}, "model.normalizer: expected None, got"),
+    "post_processor": ({"type": "ByteLevel"}, "model.post_processor: expected None, got"),
+    "pre_tokenizer": (SPLIT, "model.pre_tokenizer.type: expected 'ByteLevel', got 'Split'"),
+    "added_tokens": ([ADDED | {"special": False}], "model.added_tokens.0.content: expected '<document>', got 'a'"),
+    "model": ({"vocab": {}, "merges": []}, "vocab: expected <document> and all bytes"),
+    "model dropout": (0.5, "model.model.dropout: expected None, got 0.5"),
+    "model unk_token": ("a", "model.model.unk_token: expected None, got 'a'"),
+    "model vocab": ({"a": 0, "b": 1 << 30}, "vocab: expected tokens 0 to 1, got [0, 1073741824]"),
+    "model vocab a": ("b", "vocab: expected tokens 0 to "),
+    "model merges": ([["a", "\u00ff"]], "merges: expected tokens of the vocabulary, got ['a', "),
+    "model merges 0": ("a", "expected subwords"),
+}
+
+
+@pytest.mark.parametrize("path", FORGED)
+@pytest.mark.timeout(20)
+def test_a_forged_tokenizer_is_refused(path: str) -> None:
+    pytest.importorskip("tokenizers")
+    value, words = FORGED[path]
+    plain = model()
+    *within, name = path.split()
+    place: Any = plain
+    for each in within:
+        place = place[each]
+    place[int(name) if isinstance(place, list) else name] = value
+    with pytest.raises(ValueError, match=r"^tokenizer: expected subwords as this version writes them, got: ") as caught:
+        from_plain({"kind": "subwords", "model": json.dumps(plain)})
+    assert words in str(caught.value)
+    assert len(str(caught.value)) < 400
+
+
+def test_a_panic_of_the_library_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is no Exception."""
+    pytest.importorskip("tokenizers")
+    plain = learn("subwords", [TEXT] * 20, 300).to_plain()
+    panic = type("PanicException", (BaseException,), {})
+
+    def fail(*_: object) -> None:
+        raise panic("index out of bounds")
+
+    monkeypatch.setattr(tokenization, "_make_tokenizer", fail)
+    with pytest.raises(ValueError, match="got: the library tokenizers failed: index out of bounds"):
+        from_plain(plain)
 
 
 def test_subwords_lose_nothing() -> None:
