@@ -121,6 +121,7 @@ HOSTILE: dict[str, tuple[Damage, str]] = {
     "terabytes": (instead(WEIGHTS, sparse), f"has {TERABYTE} bytes, expected at most"),
     "terabytes: agreed": (huge, f"has {TERABYTE} bytes, expected at most"),
     "state.json: device": (instead("state.json", lambda path: path.symlink_to("/dev/zero")), "got a symbolic link"),
+    "state.json: nowhere": (instead("state.json", lambda path: path.symlink_to("/nonexistent")), "state.json"),
     "state.json: FIFO": (instead("state.json", os.mkfifo), "expected a regular file, got"),
     "state.json: terabytes": (instead("state.json", sparse), f"expected at most {JSON_BYTES}"),
     "pickle": (weights(pickle.dumps(Attack())), f"{WEIGHTS} holds no tensors"),
@@ -180,6 +181,18 @@ def test_links_and_files_are_not_followed_and_are_removed(kind: str, tmp_path: P
     save(run, 300, keep=1)
     assert names(run) == ["000000000300"]
     assert checkpoints.load_latest(other).step == 100
+
+
+@pytest.mark.parametrize("scheme", ["", "file://"])
+@pytest.mark.timeout(20)
+def test_a_run_of_links_that_lead_nowhere_has_no_checkpoint(scheme: str, tmp_path: Path) -> None:
+    """Behind a URL such a link is listed, but does not exist."""
+    for step in range(200):
+        folder = tmp_path / "checkpoints" / f"{step:012d}"
+        folder.mkdir(parents=True)
+        (folder / "state.json").symlink_to("/nonexistent")
+    with pytest.raises(FileNotFoundError, match=r"has no checkpoint that can be read: 000000000199: "):
+        checkpoints.load_latest(place(tmp_path, scheme))
 
 
 @pytest.mark.parametrize("scheme", ["", "file://"])
