@@ -30,7 +30,7 @@ from reports.overview import amount, progress_text, read_summary
 from reports.pages import mean, points, rounded
 from reports.tables import evaluation_rows, number, progress_rows
 from sequences.kinds import CONFIGS, PRESETS
-from storage.files import read_regular
+from storage.files import is_finite, read_regular
 from storage.metrics import sample_metrics
 from storage.provenance import read_launches, training_time
 from storage.run import Run
@@ -391,7 +391,7 @@ def _references_of_model(kind: str, summary: Mapping[str, Any]) -> dict[str, lis
     lines = []
     for name, field in KIND[kind].references.items():
         value = summary.get(field)
-        if type(value) is float and math.isfinite(value):
+        if is_finite(value):
             lines.append({"name": name, "value": value})
     # They are in the unit of the preferred scale, and belong to the chart that shows its curve.
     curve = KIND[kind].scales[0].curve

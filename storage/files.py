@@ -11,11 +11,12 @@ import re
 import secrets
 import shutil
 import stat
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, TypeGuard
 
 Json = dict[str, Any]
 """A JSON object: configurations, states of checkpoints, rows of metrics and summaries are written as such."""
@@ -147,6 +148,14 @@ def read_json(path: Path) -> Any:
         raise
     except (OSError, ValueError, RecursionError) as error:
         raise ValueError(f"{path}: expected JSON, got: {error}") from error
+
+
+def is_finite(value: object) -> TypeGuard[int | float]:
+    """Whether a value that was read as JSON is a number that is finite as a float; True and False are none."""
+    # JSON has whole numbers of any length, for which `math.isfinite` raises an OverflowError.
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    return bool(abs(value) <= sys.float_info.max)
 
 
 def format_json(value: object, indent: int | None = None) -> str:

@@ -536,7 +536,15 @@ def test_a_trial_with_a_damaged_evaluation_is_not_finished(make_run: MakeRun) ->
     config = read_config(run)
     assert is_finished(run, config)
     assert not is_finished(run, dataclasses.replace(config, frames=201))
-    for damaged in ('{"return"', '{"return": {"mean": null}}', '{"return": {"mean": NaN}}', '{"return": 1.0}', "[]"):
+    huge = f'{{"return": {{"mean": 1{"0" * 400}}}}}'
+    for damaged in (
+        huge,
+        '{"return"',
+        '{"return": {"mean": null}}',
+        '{"return": {"mean": NaN}}',
+        '{"return": 1.0}',
+        "[]",
+    ):
         run.evaluation_file().write_text(damaged)
         assert not is_finished(run, config)
     assert failure(run) is None

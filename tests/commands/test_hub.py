@@ -67,6 +67,8 @@ def test_a_score_without_a_number_of_episodes_has_its_interval() -> None:
     assert _scores({"return": {"mean": 1.0, "low": 0.5, "high": 2.0}}) == [
         ("mean_reward", 1.0, "return, 95 % [0.5, 2]")
     ]
+    assert _scores({"return": {"mean": 1.0, "low": 0.5, "high": 10**400}}) == [("mean_reward", 1.0, "return")]
+    assert _scores({"return": {"mean": 10**400}}) == []
 
 
 def test_an_agent_goes_to_the_hub_and_comes_back(
