@@ -11,12 +11,15 @@ import shutil
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
 from rich.console import Console
 
 from reports.comparison import KIND, Comparison, reach, read_run
+from reports.comparison import compare as compare_runs
+from reports.comparison_page import write_reports
 from reports.conclusions import agreement, answer, evidence, next_best, score_texts
 from reports.tables import print_table
 from sequences.kinds import PRESETS
@@ -241,6 +244,35 @@ def test_environments_without_a_common_scale_are_compared_alone(
         assert folder.name.startswith(f"{number}-{library}")
         assert {row["environment"] for row in table(folder / "runs.csv")} == {env}
         assert (out / link).read_text().count(page["tables"]) > 1
+
+
+def test_a_label_is_no_formula(make_run: MakeRun, tmp_path: Path, cli: Commands) -> None:
+    figures = pytest.importorskip("reports.figures", reason="matplotlib is not installed")
+    names = [r"runs/a$\frac$b", r"runs/a$\frac$c"]
+    runs = [make_run(f"{seed}", "lstm", seed, [1.0, 2.0], 3.0, from_run=name) for seed, name in enumerate(names)]
+    printed, _ = compare(cli, tmp_path / "out", runs)
+    assert names[0] in printed
+    assert (tmp_path / "out/report/scores.svg").is_file()
+
+    chart = {"title": "$", "series": [{"name": r"$\frac$" + 10_000 * "x", "x": [0, 1], "y": [0, 1]}] * 2, "lines": []}
+    chart["lines"] = [{"name": r"$\frac$", "value": 0.5}]
+    assert figures.draw_chart(chart, "frames")[:4] == b"\x89PNG"
+
+
+@pytest.mark.parametrize("pages", [1, 3])
+def test_pages_are_written_before_figures(
+    pages: int, make_run: MakeRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What draws them is another program, which may fail. Two environments have a page each, and one with links."""
+    figures = pytest.importorskip("reports.figures", reason="matplotlib is not installed")
+    monkeypatch.setattr(figures, "draw", Mock(side_effect=ValueError("cannot be drawn")))
+    elsewhere = [("lstm", LONGER, 40.0)] if pages > 1 else []
+    runs = make_runs_in(make_run, [("gru", RECALL, 60.0), ("lstm", RECALL, 50.0), *elsewhere])
+    comparisons = compare_runs([read_run(run) for run in runs], None)
+    with pytest.raises(ValueError, match="cannot be drawn"):
+        write_reports(tmp_path / "out", comparisons, {}, "compressive compare")
+    assert len(list((tmp_path / "out").glob("*.html"))) == pages
+    assert len(list((tmp_path / "out/report").rglob("runs.csv"))) == len(comparisons)
 
 
 def test_two_runs_of_each_in_every_environment_have_intervals(make_run: MakeRun, tmp_path: Path, cli: Commands) -> None:
