@@ -92,16 +92,34 @@ def replacing(path: Path) -> Iterator[Path]:
 
 @contextmanager
 def new_folder(path: Path) -> Iterator[Path]:
-    """Yields a new, empty folder. After the block it is renamed to `path`, unless the block raised."""
+    """Yields a new, empty folder. After the block it is renamed to `path`, unless the block raised.
+
+    OSErrors about what is in it name it by `path`, since nothing of the other name is left.
+    """
     temporary = temporary_name(path)
     temporary.mkdir()
     try:
         yield temporary
         flush(temporary)
         temporary.rename(path)
+    except OSError as error:
+        if isinstance(error.filename, str):
+            error.filename = error.filename.replace(str(temporary), str(path))
+        raise
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
     flush(path.parent)
+
+
+@contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Adds the path of a file to an OSError of the block without one, as when a write finds a full disk."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno and not error.filename:
+            error.filename = str(path)
+        raise
 
 
 def temporary_name(path: Path) -> Path:

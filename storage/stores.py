@@ -78,8 +78,9 @@ class DiskStore:
         with files.new_folder(self.locate(new)) as folder:
             for file, data in content:
                 path = folder / file
-                path.write_bytes(data)
-                files.flush(path)
+                with files.naming(path):
+                    path.write_bytes(data)
+                    files.flush(path)
         if replaces:
             self._move(new, name)
         return name
