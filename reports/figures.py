@@ -10,7 +10,7 @@ from matplotlib.ticker import EngFormatter
 
 LONGEST = 80
 """Characters of a name: drawing takes longer with the square of its length."""
-PLAIN = {"text.parse_math": False, "text.usetex": False}
+PLAIN: Any = {"text.parse_math": False, "text.usetex": False}
 """Names may be those of foreign runs: a "$" in them is one, and begins no formula."""
 
 
