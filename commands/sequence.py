@@ -30,7 +30,7 @@ from sequences.text.modality import make_model
 from sequences.trainer import SequenceTrainer, load_model, open_data, resume_command, train_model
 from storage.checkpoints import Checkpoint
 from storage.errors import user_errors
-from storage.files import read_json, write_json
+from storage.files import read_json, require_no_link, write_json
 from storage.run import Run, absolute
 from training.console import Busy, LiveLine, counting, program, quantity, say, say_all, say_skipped
 from training.plain import read_config
@@ -212,6 +212,9 @@ def _sample_text(options: TextSampleOptions) -> None:
 def _draw_samples(kind: str, options: Any) -> None:
     console = Console()
     run = Run(options.run)
+    if options.out is None:
+        with user_errors():
+            require_no_link(run.samples)
     data: Any
     data, model, checkpoint = _open_run(kind, options, console)
     out = options.out or run.samples

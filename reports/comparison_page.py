@@ -32,7 +32,7 @@ from reports.conclusions import (
 from reports.pages import points, rounded, write_page
 from reports.report import levels, lines_of, pages_about, pages_of, rules
 from reports.tables import print_table, significant
-from storage.files import format_csv, replacing
+from storage.files import format_csv, replacing, require_no_link
 from storage.run import Run
 from training.console import plural, quantity
 from training.grid import IGNORED
@@ -55,6 +55,7 @@ def write_reports(folder: Path, comparisons: Sequence[Comparison], missing: Mapp
     """
     page = folder / "report.html"
     beside = folder / FOLDER
+    require_no_link(beside)
     if len(comparisons) == 1:
         (comparison,) = comparisons
         data = page_data(folder, comparison, missing, command)
@@ -68,6 +69,7 @@ def write_reports(folder: Path, comparisons: Sequence[Comparison], missing: Mapp
         (learned_from,) = comparison.data
         words = re.sub(r"[^A-Za-z0-9.]+", "-", learned_from).strip("-")
         name = f"{number}-{words[:100]}"  # the words of two environments may be the same
+        require_no_link(beside / name)
         data = page_data(folder, comparison, missing, command)
         own_page = _write_report(folder / f"report-{name}.html", beside / name, data, comparison)
         figures[beside / name] = data

@@ -627,6 +627,8 @@ def _video(path: Path, page: Path, embed: bool) -> dict[str, str]:
 
 def _regular(folder: Path, pattern: str) -> list[Path]:
     """Files in a folder, by name; not links, which in the run of a stranger may lead anywhere."""
+    if folder.is_symlink():
+        return []
     return [path for path in sorted(folder.glob(pattern)) if stat.S_ISREG(path.lstat().st_mode)]
 
 

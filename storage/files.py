@@ -51,6 +51,12 @@ def require_output(path: Path) -> None:
             raise OSError(errno.EINVAL, f"expected a regular file, got {found}", str(path))
 
 
+def require_no_link(folder: Path) -> None:
+    """Raises an OSError for a symbolic link where a run has a folder of its own: it may lead anywhere."""
+    if folder.is_symlink():
+        raise NotADirectoryError(errno.ENOTDIR, "expected a folder, got a symbolic link", str(folder))
+
+
 def open_regular(path: Path, flags: int = os.O_RDONLY) -> int:
     """Opens a regular file as `os.open` does, and returns a descriptor; raises an OSError for what is not one."""
     require_output(path)  # first, because opening a device may have effects, and a FIFO waits

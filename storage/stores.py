@@ -5,6 +5,7 @@ After a crash or a kill at any moment a folder is complete or absent. `storage.c
 
 import logging
 import os
+import re
 import secrets
 import time
 from collections import defaultdict
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import ParamSpec, TypeVar
 
 from fsspec.core import url_to_fs
+from fsspec.implementations.local import LocalFileSystem
 
 from storage import files
 from storage.errors import StorageError
@@ -27,10 +29,15 @@ MANIFEST = "state.json"
 PAUSES = (1.0, 3.0, 9.0)
 """Seconds before each retry of a failed operation behind a URL."""
 _OWNER = "owner.txt"
+_NAME = r"[0-9]{12,18}(-[0-9a-f]+)?(\.superseded)?"
+_OURS = re.compile(_NAME)
+_LEFT = re.compile(rf"{_NAME}-[0-9a-f]{{8}}\.tmp")
+"""Names of checkpoints, and those that `files.temporary_name` makes of them; only such are ever removed."""
 
 
 class DiskStore:
-    """Folders on a disk, written to a temporary name, flushed and renamed. Links among them are not followed.
+    """Folders on a disk, written to a temporary name, flushed and renamed. Links among them are not followed, nor is
+    one in place of `checkpoints/`.
 
     Its methods raise OSErrors.
     """
@@ -44,6 +51,7 @@ class DiskStore:
 
     def names(self) -> list[str]:
         """Names of the complete folders."""
+        files.require_no_link(self.root)
         if not self.root.is_dir():
             expected = "expected the folder of a run, with checkpoints/ in it"
             raise FileNotFoundError(f"{self.run} has no checkpoints: {expected}")
@@ -66,10 +74,12 @@ class DiskStore:
 
     def write(self, name: str, content: Iterable[tuple[str, bytes]]) -> str:
         """Writes a folder, in place of one of that name, and returns its name; removes what interrupted writes left."""
-        # What was left when a writer was killed is never read, and goes first.
+        files.require_no_link(self.root)
         self.root.mkdir(exist_ok=True)  # not the run's folder, which is there unless it was moved
+        # What was left when a writer was killed is never read, and goes first.
         for left in self.root.glob("*.tmp"):
-            files.remove(left)
+            if _LEFT.fullmatch(left.name):
+                files.remove(left)
 
         # A folder cannot replace another atomically. For a moment there are both.
         replaces = self.exists(name)
@@ -107,7 +117,8 @@ class UrlStore:
     """Folders behind a URL, where nothing can be renamed atomically. See `DiskStore` for the methods.
 
     A folder is complete when it has its manifest. Each gets a random suffix, so that no file is ever written twice, by
-    this program or another. Failed operations are repeated after each of `PAUSES`.
+    this program or another. Failed operations are repeated after each of `PAUSES`. Links, which there are behind
+    file://, are not followed.
 
     Raises:
         StorageError: if the URL cannot be used; names a missing package. Every method may raise it, too.
@@ -151,8 +162,7 @@ class UrlStore:
     def write(self, name: str, content: Iterable[tuple[str, bytes]]) -> str:
         # A folder without a manifest was left when a writer was killed.
         for left, found in self._list().items():
-            is_ours = left[:12].isdigit()
-            if is_ours and MANIFEST not in found:
+            if _OURS.fullmatch(left) and MANIFEST not in found:
                 self.remove(left)
         # The manifest is the last of the files: with it the folder is complete.
         name = f"{name}-{secrets.token_hex(3)}"
@@ -184,10 +194,14 @@ class UrlStore:
         """Names of files by folder; empty if there is nothing yet."""
         self._fs.invalidate_cache()  # other machines write here, too
         found: dict[str, list[str]] = defaultdict(list)
+        if isinstance(self._fs, LocalFileSystem) and os.path.islink(self._root):
+            raise StorageError(f"{self.url}/checkpoints: expected a folder, got a symbolic link")
         with suppress(FileNotFoundError):
-            for path in self._retry(self._fs.find, self._root, withdirs=True):
+            for path, info in self._retry(self._fs.find, self._root, withdirs=True, detail=True).items():
                 below = path.removeprefix(self._root).strip("/")
                 name, _, file = below.partition("/")
+                if info.get("islink") and not file:
+                    continue  # in place of a folder
                 found[name].append(file)
         return found
 

@@ -584,6 +584,31 @@ def test_a_trial_with_a_damaged_evaluation_is_not_finished(make_run: MakeRun) ->
     assert failure(run) == "it left no reason"
 
 
+def test_the_reason_of_a_foreign_trial_is_any_file(tmp_path: Path) -> None:
+    """It may be a link, too long, or no text."""
+    run = Run(tmp_path)
+    run.error_file.write_bytes(b"Error: caf\xe9")
+    assert failure(run) == "Error: caf\ufffd"
+    run.error_file.write_bytes(b"x" * ((1 << 20) + 1))
+    assert failure(run) == "error.txt has 1048577 bytes, expected at most 1048576"
+    run.error_file.unlink()
+    run.error_file.symlink_to("/etc/passwd")
+    assert "expected a regular file, got a symbolic link" in str(failure(run))
+
+
+@pytest.mark.parametrize("several", [False, True])
+def test_the_tables_of_a_report_are_not_written_through_a_link(
+    several: bool, make_run: MakeRun, tmp_path: Path, cli: Commands
+) -> None:
+    runs = make_runs_in(make_run, [("gru", RECALL, 60.0), ("lstm", LONGER if several else RECALL, 50.0)])
+    (tmp_path / "out").mkdir()
+    (tmp_path / "precious").mkdir()
+    (tmp_path / "out/report").symlink_to(tmp_path / "precious")
+    error = cli.refuse("compare", "--from", *runs, "--folder", tmp_path / "out")
+    assert "expected a folder, got a symbolic link" in error
+    assert list((tmp_path / "precious").iterdir()) == []
+
+
 def make_sequence_run(run: Path, config: Any, losses: list[float], summary: Any, digest: str = "a") -> Path:
     """The folder of a finished run of sequences. Losses are two steps apart and the same in the unit of any kind."""
     rows = []

@@ -183,5 +183,15 @@ def test_a_run_behind_any_url(
     assert cli.run("pull", url, tmp_path / "pulled here").endswith(f"visualize '{tmp_path}/pulled here'\n")
     cli.run("pull", url, tmp_path / "pulled")
     assert checkpoints.load_latest(tmp_path / "pulled").step == checkpoints.load_latest(source).step
+
+    # Links are left out, since they may lead to any file.
+    secret = tmp_path / "secret"
+    secret.write_text("of the user")
+    for name in ("README.md", "evaluation.json"):
+        (source / name).unlink(missing_ok=True)
+        (source / name).symlink_to(secret)
+    cli.run("pull", url, tmp_path / "without links")
+    found = {path.name for path in (tmp_path / "without links").iterdir()}
+    assert found == {"config.json", "metrics.jsonl", "launches.jsonl", "checkpoints"}
     cli.refuse("pull", "s3://me:secret@bucket/run", tmp_path / "other", words="URL without a password")
     cli.refuse("pull", "nonsense://bucket/run", tmp_path / "other", words="nonsense://bucket/run: ValueError")

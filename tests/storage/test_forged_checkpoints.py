@@ -166,7 +166,7 @@ def test_links_and_files_are_not_followed_and_are_removed(kind: str, tmp_path: P
     for folder in (run, other):
         folder.mkdir()
         save(folder, 100)
-    for name in ("000000000200", "000000000050.tmp"):
+    for name in ("000000000200", "000000000050-01234567.tmp"):
         path = run / "checkpoints" / name
         if kind == "link":
             path.symlink_to(other / "checkpoints" / "000000000100")
@@ -181,6 +181,25 @@ def test_links_and_files_are_not_followed_and_are_removed(kind: str, tmp_path: P
     save(run, 300, keep=1)
     assert names(run) == ["000000000300"]
     assert checkpoints.load_latest(other).step == 100
+
+
+def test_links_behind_a_url_are_not_followed_when_others_are_removed(tmp_path: Path) -> None:
+    """In place of checkpoints' folders, to one with a manifest and to one without."""
+    run = tmp_path / "run"
+    other = tmp_path / "other"
+    (other / "unfinished").mkdir(parents=True)
+    save(other, 100)
+    (other / "unfinished" / "file.txt").write_text("precious")
+    (run / "checkpoints").mkdir(parents=True)
+    (run / "checkpoints" / "000000000100-abcdef").symlink_to(other / "checkpoints" / "000000000100")
+    (run / "checkpoints" / "000000000050-abcdef").symlink_to(other / "unfinished")
+    url = f"file://{run}"
+    with pytest.raises(FileNotFoundError, match="has no checkpoint yet"):
+        checkpoints.load_latest(url)
+    save(url, 200, keep=1)
+    assert checkpoints.load_latest(url).step == 200
+    assert checkpoints.load_latest(other).step == 100
+    assert (other / "unfinished" / "file.txt").exists()
 
 
 @pytest.mark.parametrize("scheme", ["", "file://"])
