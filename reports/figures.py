@@ -8,6 +8,8 @@ import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter
 
+from storage.files import printable
+
 LONGEST = 80
 """Characters of a name: drawing takes longer with the square of its length."""
 PLAIN: Any = {"text.parse_math": False, "text.usetex": False}
@@ -35,7 +37,8 @@ def draw(data: dict[str, Any]) -> dict[str, bytes]:
 
 
 def _shortened(name: str) -> str:
-    """A name with its middle left out, if it is long."""
+    """A name with its middle left out, if it is long, and without the control characters that fonts lack."""
+    name = printable(name)
     if len(name) <= LONGEST:
         return name
     return f"{name[:50]} ... {name[-25:]}"

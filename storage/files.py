@@ -265,6 +265,15 @@ def abbreviate(value: object) -> str:
     return text
 
 
+def printable(text: str, layout: str = "") -> str:
+    """A text with escapes such as "\\x1b" for control characters, which a terminal obeys; those of `layout` stay."""
+
+    def escaped(match: re.Match[str]) -> str:
+        return match[0] if match[0] in layout else match[0].encode("unicode_escape").decode()
+
+    return re.sub(r"[\x00-\x1f\x7f-\x9f]", escaped, text)
+
+
 def is_url(run: Path | str) -> bool:
     """Whether a run is given as a URL, not as a path."""
     return isinstance(run, str) and "://" in run
