@@ -191,6 +191,8 @@ def _parse(line: bytes, name: str = "step") -> Json:
 
     # Foreign values, and null for what is not finite.
     for metric, value in row.items():
+        if type(value) is float and math.isfinite(value):
+            continue  # most are, and a call for each of them would take a third of the time
         if not is_finite(value):
             row[metric] = math.nan
         elif abs(value) >= 1 << 63:
