@@ -140,6 +140,11 @@ def _broken_pipe(console: Any) -> NoReturn:
 class _Log(logging.StreamHandler):
     """Writes to what standard error is at the moment: a live line redirects it, to stay below."""
 
+    def format(self, record: logging.LogRecord) -> str:
+        from storage.files import printable  # here, because --help must be fast
+
+        return printable(super().format(record), layout="\n\t")
+
     def emit(self, record: logging.LogRecord) -> None:
         self.stream = sys.stderr
         super().emit(record)
@@ -147,11 +152,11 @@ class _Log(logging.StreamHandler):
 
 def _fail(message: str, status: int) -> None:
     """Ends the program with a message; status 2 stands for one line, of which the middle is left out if it is long."""
-    from storage.files import redact  # here, because --help must be fast
+    from storage.files import printable, redact  # here, because --help must be fast
 
     if status == 2:
         message = " ".join(message.split())
-    message = redact(message)
+    message = printable(redact(message), layout="\n\t")
     if len(message) > 2000:
         message = f"{message[:1500]} ... {message[-400:]}"
     print("compressive:", message, file=sys.stderr)

@@ -6,6 +6,7 @@ from rich.text import Text
 from commands.options import RunsOptions
 from reports.overview import ago, describe, find_runs
 from storage.errors import user_errors
+from storage.files import printable
 from training.console import say
 
 STYLES = {"running": "bold green", "finished": "green", "damaged": "red"}
@@ -22,7 +23,7 @@ def runs(options: RunsOptions) -> None:
     for entry in entries:  # the newest is the last, just above the prompt
         say(console, str(entry.run), "bold")
         state = Text(f"  {entry.state}", STYLES.get(entry.state.partition(";")[0], "yellow"))
-        facts = [entry.about, entry.progress, ago(entry.age)]
+        facts = [printable(entry.about), entry.progress, ago(entry.age)]
         console.print(Text.assemble(state, *(f"  {fact}" for fact in facts if fact)), soft_wrap=True)
         score = str(entry.score or "")
         for line in (entry.error, score, entry.next):

@@ -30,7 +30,7 @@ from sequences.text.modality import make_model
 from sequences.trainer import SequenceTrainer, load_model, open_data, resume_command, train_model
 from storage.checkpoints import Checkpoint
 from storage.errors import user_errors
-from storage.files import read_json, write_json
+from storage.files import printable, read_json, require_no_link, write_json
 from storage.run import Run, absolute
 from training.console import Busy, LiveLine, counting, program, quantity, say, say_all, say_skipped
 from training.plain import read_config
@@ -200,18 +200,26 @@ def _sample_text(options: TextSampleOptions) -> None:
     document = tokenizer.separator if resets else None
     drawn = sample(model, tokens, options.length, options.temperature, options.top_p, options.seed, document=document)
 
+    def show(text: str) -> None:
+        if sys.stdout.isatty():
+            text = printable(text, layout="\n\t")
+        print(text, end="", flush=True)
+
     # A prompt that was typed is printed before its continuation.
     if not reads_prompt:
-        print(tokenization.before_continuation(tokenizer, prompt), end="", flush=True)
+        show(tokenization.before_continuation(tokenizer, prompt))
     decode = tokenizer.decoder()
     for token in drawn:
-        print(decode(int(token)), end="", flush=True)
+        show(decode(int(token)))
     print()
 
 
 def _draw_samples(kind: str, options: Any) -> None:
     console = Console()
     run = Run(options.run)
+    if options.out is None:
+        with user_errors():
+            require_no_link(run.samples)
     data: Any
     data, model, checkpoint = _open_run(kind, options, console)
     out = options.out or run.samples

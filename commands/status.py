@@ -69,7 +69,7 @@ def _last_checkpoint(config: Any, run: Run, allow: str | None) -> dict[str, str]
     """The checkpoint from which a run would be resumed, in its folder or at its URL, and unreadable newer ones."""
     try:
         checkpoint = checkpoints.load_latest(checkpoint_place(config, run, allow), needed=())
-    except (FileNotFoundError, StorageError, ValueError) as error:
+    except (OSError, StorageError, ValueError) as error:
         return {"checkpoint": str(error)}
     name = checkpoint.path.name if isinstance(checkpoint.path, Path) else checkpoint.path
     lines = {"checkpoint": f"{name} ({quantity(checkpoint.step)} steps), {since(checkpoint.time)}"}

@@ -13,7 +13,7 @@ from commands.options import VisualizeOptions
 from reports.episode import show
 from reports.pages import write_page
 from storage.errors import UserError, user_errors
-from storage.files import require_output
+from storage.files import require_no_link, require_output
 from storage.run import Run
 from training.config import core_name
 from training.console import Busy, playing, program, say, say_all
@@ -37,6 +37,9 @@ def _visualize(options: VisualizeOptions, runs: list[Run], console: Console) -> 
     folder = options.output or players[0].run.videos
     together = len(players) > 1
     names = _names(players)
+    if options.output is None:
+        with user_errors():
+            require_no_link(folder)
     with user_errors("output"):
         for name in {"episodes", *names}:
             for ending in (".mp4", ".html"):

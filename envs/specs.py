@@ -6,6 +6,7 @@ brackets or quotes belong to a value: "gym:my_module:Maze-v0,size=(3,4),name='a,
 
 import ast
 import re
+import shlex
 from contextlib import suppress
 from typing import Any, NamedTuple
 
@@ -186,7 +187,7 @@ def require_consent(spec: str, *allowed: str | None) -> None:
         if name not in names:
             raise ValueError(
                 f"the run's environment {task!r} can run any code: if you trust it, permit it with --allow "
-                f"{','.join(foreign)!r}"
+                f"{shlex.quote(','.join(foreign))}"
             )
 
 

@@ -1,10 +1,9 @@
 """The card of a shared agent: README.md as the Hugging Face Hub shows it, of what the run's files say."""
 
-import math
 from collections.abc import Mapping
 from typing import Any
 
-from storage.files import Json
+from storage.files import Json, is_finite
 
 LIBRARY = "compressive-impala"
 CURVE = "curve.png"
@@ -81,19 +80,15 @@ def _scores(summary: Json) -> list[tuple[str, float, str]]:
     found = []
     for metric, field in (("mean_reward", "return"), ("accuracy", "correct_choices")):
         score = summary.get(field)
-        if not isinstance(score, dict) or not _is_number(score.get("mean")):
+        if not isinstance(score, dict) or not is_finite(score.get("mean")):
             continue
         in_words = field.replace("_", " ")
-        if _is_number(score.get("low")) and _is_number(score.get("high")):
-            if _is_number(summary.get("episodes")):
+        if is_finite(score.get("low")) and is_finite(score.get("high")):
+            if is_finite(summary.get("episodes")):
                 in_words += f" over {summary['episodes']} episodes"
             in_words += f", 95 % [{score['low']:.4g}, {score['high']:.4g}]"
         found.append((metric, round(score["mean"], 4), in_words))
     return found
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, float | int) and math.isfinite(value)
 
 
 def _introduction(data: Mapping[str, Any]) -> str:

@@ -27,7 +27,7 @@ from reports import statistics
 from reports.statistics import interquartile_mean, mean_curve, probability_of_improvement
 from sequences.kinds import CONFIGS
 from storage.errors import UserError
-from storage.files import read_json, require_schema
+from storage.files import is_finite, read_json, require_schema
 from storage.metrics import sample_metrics
 from storage.run import RUN_COMMANDS, Run
 from training.grid import label
@@ -203,9 +203,7 @@ def interval_of(summary: Mapping[str, Any], scale: Scale) -> tuple[float, float]
 
 
 def _number_or_nan(value: Any) -> float:
-    if isinstance(value, int | float):
-        return float(value)
-    return math.nan
+    return float(value) if is_finite(value) else math.nan
 
 
 def read_run(path: Path, allow: str | None = None, live: bool = False) -> FinishedRun:

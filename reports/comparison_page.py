@@ -32,7 +32,7 @@ from reports.conclusions import (
 from reports.pages import points, rounded, write_page
 from reports.report import levels, lines_of, pages_about, pages_of, rules
 from reports.tables import print_table, significant
-from storage.files import format_csv, replacing
+from storage.files import format_csv, replacing, require_no_link
 from storage.run import Run
 from training.console import plural, quantity
 from training.grid import IGNORED
@@ -55,36 +55,54 @@ def write_reports(folder: Path, comparisons: Sequence[Comparison], missing: Mapp
     """
     page = folder / "report.html"
     beside = folder / FOLDER
+    require_no_link(beside)
     if len(comparisons) == 1:
         (comparison,) = comparisons
-        return _write_report(page, beside, page_data(folder, comparison, missing, command), comparison)
+        data = page_data(folder, comparison, missing, command)
+        _write_report(page, beside, data, comparison)
+        _write_figures(beside, data)
+        return page
 
     links = []
+    figures: dict[Path, dict[str, Any]] = {}
     for number, comparison in enumerate(comparisons, 1):
-        (data,) = comparison.data
-        words = re.sub(r"[^A-Za-z0-9.]+", "-", data).strip("-")
-        name = f"{number}-{words}"  # the words of two environments may be the same
-        found = page_data(folder, comparison, missing, command)
-        own_page = _write_report(folder / f"report-{name}.html", beside / name, found, comparison)
-        link = {"name": data, "link": urllib.parse.quote(own_page.name)}
-        links.append(link | {"answer": found["answer"], "evidence": found["evidence"]})
+        (learned_from,) = comparison.data
+        words = re.sub(r"[^A-Za-z0-9.]+", "-", learned_from).strip("-")
+        name = f"{number}-{words[:100]}"  # the words of two environments may be the same
+        require_no_link(beside / name)
+        data = page_data(folder, comparison, missing, command)
+        own_page = _write_report(folder / f"report-{name}.html", beside / name, data, comparison)
+        figures[beside / name] = data
+        link = {"name": learned_from, "link": urllib.parse.quote(own_page.name)}
+        links.append(link | {"answer": data["answer"], "evidence": data["evidence"]})
     title = ", ".join(link["name"] for link in links)
     why_apart = comparisons[0].cautions[0]
-    return write_page(page, "comparisons", {"title": title, "why": why_apart, "pages": links})
+    write_page(page, "comparisons", {"title": title, "why": why_apart, "pages": links})
+    # All pages are there before the first figure, because another program draws it, which may fail.
+    for place, data in figures.items():
+        _write_figures(place, data)
+    return page
 
 
 def _write_report(page: Path, beside: Path, data: Mapping[str, Any], comparison: Comparison) -> Path:
-    """Writes a page, and its tables and, if matplotlib is installed, figures into a folder; returns the page's path."""
-    beside.mkdir(parents=True, exist_ok=True)
-    files = {f"{name}.csv": format_csv(rows).encode() for name, rows in tables(comparison).items()}
+    """Writes a page, and its tables into a folder; returns the page's path."""
+    _write_files(beside, {f"{name}.csv": format_csv(rows).encode() for name, rows in tables(comparison).items()})
+    return write_page(page, "comparison", {**data, "tables": str(beside.relative_to(page.parent))})
+
+
+def _write_figures(beside: Path, data: Mapping[str, Any]) -> None:
+    """Writes the figures of a page into a folder, if matplotlib is installed."""
     if importlib.util.find_spec("matplotlib"):
         from reports.figures import draw
 
-        files |= draw(dict(data))
-    for name, content in files.items():
-        with replacing(beside / name) as temporary:
+        _write_files(beside, draw(dict(data)))
+
+
+def _write_files(folder: Path, contents: Mapping[str, bytes]) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, content in contents.items():
+        with replacing(folder / name) as temporary:
             temporary.write_bytes(content)
-    return write_page(page, "comparison", {**data, "tables": str(beside.relative_to(page.parent))})
 
 
 def tables(comparison: Comparison) -> dict[str, list[dict[str, Any]]]:

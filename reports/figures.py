@@ -8,36 +8,60 @@ import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter
 
+from storage.files import printable
+
+LONGEST = 80
+"""Characters of a name: drawing takes longer with the square of its length."""
+PLAIN: Any = {"text.parse_math": False, "text.usetex": False}
+"""Names may be those of foreign runs: a "$" in them is one, and begins no formula."""
+
 
 def draw(data: dict[str, Any]) -> dict[str, bytes]:
     """Contents of curves.png, curves.svg, scores.png and scores.svg, of what `pages/comparison.html` reads.
 
     The same numbers give the same files.
     """
-    figures = {"curves": _curves(data), "scores": _scores(data)}
     found = {}
-    for name, figure in figures.items():
-        for axes in figure.axes:
-            axes.spines[["top", "right"]].set_visible(False)
-        for kind in ("png", "svg"):
-            # Without these an SVG would have the time, and random names of its parts.
-            metadata = {"Date": None} if kind == "svg" else None
-            content = io.BytesIO()
-            with matplotlib.rc_context({"svg.hashsalt": name}):
+    for name, make in {"curves": _curves, "scores": _scores}.items():
+        # Without a salt an SVG would have random names of its parts.
+        with matplotlib.rc_context({"svg.hashsalt": name, **PLAIN}):
+            figure = make(data)
+            for axes in figure.axes:
+                axes.spines[["top", "right"]].set_visible(False)
+            for kind in ("png", "svg"):
+                metadata = {"Date": None} if kind == "svg" else None  # else an SVG would have the time
+                content = io.BytesIO()
                 figure.savefig(content, format=kind, dpi=160, metadata=metadata)
-            found[f"{name}.{kind}"] = content.getvalue()
+                found[f"{name}.{kind}"] = content.getvalue()
     return found
+
+
+def _shortened(name: str) -> str:
+    """A name with its middle left out, if it is long, and without the control characters that fonts lack."""
+    name = printable(name)
+    if len(name) <= LONGEST:
+        return name
+    return f"{name[:50]} ... {name[-25:]}"
 
 
 def draw_chart(chart: dict[str, Any], unit: str) -> bytes:
     """A PNG of one chart of what `pages/report.html` reads, over the axis "x" in a unit."""
+    with matplotlib.rc_context(PLAIN):
+        return _draw_chart(chart, unit)
+
+
+def _draw_chart(chart: dict[str, Any], unit: str) -> bytes:
     figure = Figure((7.0, 3.2), layout="constrained")
     axes = figure.subplots()
     for index, line in enumerate(chart["series"]):
-        axes.plot(line["x"], np.array(line["y"], np.float64), linewidth=1.6, color=f"C{index}", label=line["name"])
+        axes.plot(
+            line["x"], np.array(line["y"], np.float64), linewidth=1.6, color=f"C{index}", label=_shortened(line["name"])
+        )
     for line in chart["lines"]:
         axes.axhline(line["value"], color="0.4", linewidth=0.8, linestyle=":")
-        axes.annotate(line["name"], (1.0, line["value"]), xycoords=("axes fraction", "data"), va="center", color="0.3")
+        place = (1.0, line["value"])
+        name = _shortened(line["name"])
+        axes.annotate(name, place, xycoords=("axes fraction", "data"), va="center", color="0.3")
     axes.set(xlabel=unit, ylabel=chart["title"])
     axes.xaxis.set_major_formatter(EngFormatter(sep=" "))
     axes.spines[["top", "right"]].set_visible(False)
@@ -62,14 +86,14 @@ def _curves(data: dict[str, Any]) -> Figure:
             if line.get("thin"):
                 axes.plot(line["x"], line["y"], linewidth=0.6, alpha=0.35, **style)
                 continue
-            axes.plot(line["x"], line["y"], linewidth=1.9, label=line["name"], **style)
+            axes.plot(line["x"], line["y"], linewidth=1.9, label=_shortened(line["name"]), **style)
             low, high = np.array([line["low"], line["high"]], np.float64)
             axes.fill_between(line["x"], low, high, color=color, alpha=0.16, linewidth=0)
         for line in panel["lines"]:
             axes.axhline(line["value"], color="0.4", linewidth=0.7, linestyle=":")
         axes.set(xlabel=unit)
         if count > 1:
-            axes.set(title=panel["title"])
+            axes.set(title=_shortened(panel["title"]))
         axes.ticklabel_format(axis="x", scilimits=(0, 4))
     panels[0].set_ylabel(data["scale"])
     figure.legend(*panels[0].get_legend_handles_labels(), loc="outside upper left", ncols=5, frameon=False)
@@ -88,7 +112,7 @@ def _scores(data: dict[str, Any]) -> Figure:
         axes.plot(interval, [place, place], color=color, linewidth=5, alpha=0.3, solid_capstyle="round")
         axes.plot(points, [place] * len(points), "o", markersize=4, color=color, markerfacecolor="none")
         axes.plot(row["value"], place, "D", markersize=6, color=color)
-    names = [row["name"] for row in rows]
+    names = [_shortened(row["name"]) for row in rows]
     axes.set(yticks=range(len(rows)), yticklabels=names, ylim=(len(rows) - 0.5, -0.5))
     axes.set_xlabel(f"{data['scale']}, evaluation at the end")
     return figure

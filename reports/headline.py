@@ -3,14 +3,14 @@
 Charts and tables of the report are built in `reports.report`.
 """
 
-import math
 import shlex
 from collections.abc import Mapping, Sequence
-from typing import Any, TypeGuard
+from typing import Any
 
 from envs import chance_of_choice, tasks
 from reports.comparison import KIND
 from reports.tables import significant, with_interval
+from storage.files import is_finite
 from storage.run import Run
 from training.config import RunConfig
 from training.console import quantity
@@ -94,7 +94,7 @@ def headline(run: Run, config: Any, summary: Mapping[str, Any], rows: Sequence[M
 def score_line(kind: str, summary: Mapping[str, Any]) -> dict[str, Any] | None:
     """The evaluation as a line in the learning curve, "name" and "value"; None if it is not known."""
     value = summary["return"]["mean"] if kind == RunConfig.kind else summary.get(LOSS[kind])
-    if not _is_finite(value):
+    if not is_finite(value):
         return None
     return {"name": "evaluation", "value": value}
 
@@ -150,13 +150,13 @@ def _trained(config: RunConfig, rows: Sequence[Mapping[str, Any]]) -> list[dict[
     last = rows[-1] if rows else {}
     latest = latest_episodes(config)
     numbers = []
-    if _is_finite(last.get("episode/return")):
+    if is_finite(last.get("episode/return")):
         numbers.append(_number("training return", significant(last["episode/return"]), f"mean over the {latest}"))
-    if _is_finite(last.get("episode/correct_choices")):
+    if is_finite(last.get("episode/correct_choices")):
         share = 100 * last["episode/correct_choices"]
         numbers.append(_number("training, correct choices", f"{share:.1f} %", f"in the {latest}"))
     for name in SCALES:
-        if name != "human_normalised_capped" and _is_finite(last.get(f"episode/{name}")):
+        if name != "human_normalised_capped" and is_finite(last.get(f"episode/{name}")):
             score = f"{last[f'episode/{name}']:.1f} %"
             numbers.append(_number(f"training, {SCALE_NAMES[name]}", score, SCALE_MEANINGS[name]))
     return numbers
@@ -172,13 +172,13 @@ def _measured(kind: str, summary: Mapping[str, Any]) -> list[dict[str, str]]:
     """The numbers of a sequence model's evaluation; beside the main one, predictors without a network."""
     numbers = []
     for field, name in MEASURES[kind].items():
-        if not _is_finite(summary.get(field)):
+        if not is_finite(summary.get(field)):
             continue
         note = ""
         if field == KIND[kind].scales[0].final:
             references = ["lower is better"]
             for predictor, by in KIND[kind].references.items():
-                if _is_finite(summary.get(by)):
+                if is_finite(summary.get(by)):
                     references.append(f"{predictor} {significant(summary[by])}")
             note = "; ".join(references)
         numbers.append(_number(name, significant(summary[field]), note))
@@ -202,13 +202,13 @@ def _validated(kind: str, rows: Sequence[Mapping[str, Any]]) -> list[dict[str, s
     """The latest numbers of a sequence model's training: of the validation split, else the loss."""
     numbers = []
     for metric, name in VALIDATED[kind].items():
-        measured = [row for row in rows if _is_finite(row.get(metric))]
+        measured = [row for row in rows if is_finite(row.get(metric))]
         if measured:
             note = f"in training, validation split at step {quantity(measured[-1]['step'])}"
             numbers.append(_number(name, significant(measured[-1][metric]), note))
     if numbers:
         return numbers
-    losses = [row["loss/nll"] for row in rows if _is_finite(row.get("loss/nll"))]
+    losses = [row["loss/nll"] for row in rows if is_finite(row.get("loss/nll"))]
     if not losses:
         return []
     return [_number("training loss", significant(losses[-1]), "nats per token, latest batches")]
@@ -220,7 +220,7 @@ def _number(name: str, value: str, note: str) -> dict[str, str]:
 
 def _with_interval(value: float, low: float | None, high: float | None, unit: str = "") -> tuple[str, str]:
     """A score, and its interval in words; of equal episodes it would look like certainty."""
-    if not _is_finite(low) or not _is_finite(high):
+    if not is_finite(low) or not is_finite(high):
         return f"{significant(value)}{unit}", ""
     if low == high:
         return f"{significant(value)}{unit}", "all episodes equal"
@@ -243,7 +243,3 @@ def _chance(env: str) -> float | None:
     if len(chances) > 1:
         return None
     return chances.pop()
-
-
-def _is_finite(value: Any) -> TypeGuard[float]:
-    return isinstance(value, float | int) and math.isfinite(value)

@@ -15,7 +15,7 @@ from reports.comparison import KIND, interval_of
 from reports.pages import mean
 from reports.tables import next_command, with_interval
 from sequences.kinds import CONFIGS
-from storage.files import Json, read_json
+from storage.files import Json, is_finite, read_json
 from storage.metrics import sample_metrics
 from storage.run import Run
 from training.config import core_name
@@ -237,15 +237,16 @@ def progress_text(kind: str, done: float, total: int) -> str:
 def read_score(kind: str, evaluation: Mapping[str, Any], row: Mapping[str, Any]) -> Score | None:
     """The score of a run: of its evaluation, else of its last row of metrics; None if neither has one."""
     scales = KIND[kind].scales
-    with suppress(ValueError, TypeError, LookupError, AttributeError):  # an evaluation can be damaged in any way
+    # An evaluation can be damaged in any way.
+    with suppress(ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError):
         summary = by_full_name(dict(evaluation))
         tasks = summary.get("tasks")
         num_tasks = len(tasks) if isinstance(tasks, list) else 0
         for scale in scales:
             value = summary.get(scale.final)
-            if type(value) is float and math.isfinite(value):
+            if is_finite(value):
                 low, high = interval_of(summary, scale)
-                return Score(_short(scale.name, scale.text), value, low, high, tasks=num_tasks)
+                return Score(_short(scale.name, scale.text), float(value), low, high, tasks=num_tasks)
 
     for scale in scales:
         value = row.get(scale.curve, math.nan)

@@ -30,7 +30,7 @@ from reports.overview import amount, progress_text, read_summary
 from reports.pages import mean, points, rounded
 from reports.tables import evaluation_rows, number, progress_rows
 from sequences.kinds import CONFIGS, PRESETS
-from storage.files import read_regular
+from storage.files import is_finite, read_regular
 from storage.metrics import sample_metrics
 from storage.provenance import read_launches, training_time
 from storage.run import Run
@@ -402,7 +402,7 @@ def _references_of_model(kind: str, summary: Mapping[str, Any]) -> dict[str, lis
     lines = []
     for name, field in KIND[kind].references.items():
         value = summary.get(field)
-        if type(value) is float and math.isfinite(value):
+        if is_finite(value):
             lines.append({"name": name, "value": value})
     # They are in the unit of the preferred scale, and belong to the chart that shows its curve.
     curve = KIND[kind].scales[0].curve
@@ -638,6 +638,8 @@ def _video(path: Path, page: Path, embed: bool) -> dict[str, str]:
 
 def _regular(folder: Path, pattern: str) -> list[Path]:
     """Files in a folder, by name; not links, which in the run of a stranger may lead anywhere."""
+    if folder.is_symlink():
+        return []
     return [path for path in sorted(folder.glob(pattern)) if stat.S_ISREG(path.lstat().st_mode)]
 
 

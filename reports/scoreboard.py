@@ -21,7 +21,7 @@ from reports.comparison_page import FOLDER, cell_text
 from reports.pages import write_page
 from reports.statistics import chance_of_improvement, interquartile_mean, mean, probability_of_improvement
 from reports.tables import significant
-from storage.files import format_csv, format_json, replacing
+from storage.files import format_csv, format_json, replacing, require_no_link
 from training.config import RunConfig
 from training.console import plural, quantity
 from training.factories import make_agent
@@ -201,6 +201,7 @@ def acting_speed(config: RunConfig) -> float:
 def write_scoreboard(folder: Path, board: Scoreboard, command: str) -> Path:
     """Writes the page `scoreboard.html` and, in the folder `report` beside it, the files; returns the page's path."""
     beside = folder / FOLDER
+    require_no_link(beside)
     beside.mkdir(parents=True, exist_ok=True)
     for name, content in as_files(board).items():
         with replacing(beside / name) as temporary:

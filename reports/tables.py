@@ -13,6 +13,7 @@ from rich.measure import Measurement
 from rich.table import Column, Table
 from rich.text import Text
 
+from storage.files import printable
 from storage.provenance import was_local
 from storage.run import RUN_COMMANDS, Run
 from training.config import RunConfig
@@ -116,6 +117,8 @@ def print_table(
 
     If the table is wider than the terminal, they have a line of their own, with the numbers in columns below it.
     """
+    head = [printable(name) for name in head]
+    rows = [[printable(cell) for cell in row] for row in rows]
     columns = [Column(Text(name)) for name in head]
     table = Table(*columns, title=Text(title, "bold") if title else None, box=SIMPLE_HEAD)
     for row in rows:

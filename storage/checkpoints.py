@@ -92,14 +92,18 @@ def load_latest(run: Path | str, needed: Collection[str] | None = None) -> Check
     """
     store = open_store(run)
     reasons: dict[str, str] = {}  # by name of a checkpoint, why it cannot be read
+    vanished: set[str] = set()
     while names := [entry.name for entry in _entries(store) if entry.name not in reasons]:
         for name in names:
             try:
                 checkpoint = read(store, name, needed)
                 return checkpoint._replace(skipped=list(reasons.values()))
             except (OSError, ValueError, MemoryError, RecursionError) as error:
-                if not store.exists(name):
-                    break  # another process, which trains this run, removed it and has written newer ones
+                # Another process, which trains this run, may have removed it and written newer ones. What is listed
+                # once more is damaged: behind a URL it may be a link that leads nowhere.
+                if name not in vanished and not store.exists(name):
+                    vanished |= {other for other in names if not store.exists(other)}
+                    break
                 reasons[name] = _reason(name, error)
     if reasons:
         all_reasons = "; ".join(reasons.values())

@@ -12,11 +12,12 @@ import re
 import secrets
 import shutil
 import stat
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, TypeGuard
 
 Json = dict[str, Any]
 """A JSON object: configurations, states of checkpoints, rows of metrics and summaries are written as such."""
@@ -57,6 +58,12 @@ def require_output(path: Path) -> None:
         if not stat.S_ISREG(mode):
             found = _FILE_TYPES.get(stat.S_IFMT(mode), "a device")
             raise OSError(errno.EINVAL, f"expected a regular file, got {found}", str(path))
+
+
+def require_no_link(folder: Path) -> None:
+    """Raises an OSError for a symbolic link where a run has a folder of its own: it may lead anywhere."""
+    if folder.is_symlink():
+        raise NotADirectoryError(errno.ENOTDIR, "expected a folder, got a symbolic link", str(folder))
 
 
 def open_regular(path: Path, flags: int = os.O_RDONLY) -> int:
@@ -137,16 +144,34 @@ def replacing(path: Path) -> Iterator[Path]:
 
 @contextmanager
 def new_folder(path: Path) -> Iterator[Path]:
-    """Yields a new, empty folder. After the block it is renamed to `path`, unless the block raised."""
+    """Yields a new, empty folder. After the block it is renamed to `path`, unless the block raised.
+
+    OSErrors about what is in it name it by `path`, since nothing of the other name is left.
+    """
     temporary = temporary_name(path)
     temporary.mkdir()
     try:
         yield temporary
         flush(temporary)
         temporary.rename(path)
+    except OSError as error:
+        if isinstance(error.filename, str):
+            error.filename = error.filename.replace(str(temporary), str(path))
+        raise
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
     flush(path.parent)
+
+
+@contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Adds the path of a file to an OSError of the block without one, as when a write finds a full disk."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno and not error.filename:
+            error.filename = str(path)
+        raise
 
 
 def temporary_name(path: Path) -> Path:
@@ -193,6 +218,14 @@ def read_json(path: Path) -> Any:
         raise
     except (OSError, ValueError, RecursionError) as error:
         raise ValueError(f"{path}: expected JSON, got: {error}") from error
+
+
+def is_finite(value: object) -> TypeGuard[int | float]:
+    """Whether a value that was read as JSON is a number that is finite as a float; True and False are none."""
+    # JSON has whole numbers of any length, for which `math.isfinite` raises an OverflowError.
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    return bool(abs(value) <= sys.float_info.max)
 
 
 def format_json(value: object, indent: int | None = None) -> str:
@@ -281,6 +314,15 @@ def abbreviate(value: object) -> str:
     if is_cut or len(text) > 120:
         text = f"{text[:116]} ..."
     return text
+
+
+def printable(text: str, layout: str = "") -> str:
+    """A text with escapes such as "\\x1b" for control characters, which a terminal obeys; those of `layout` stay."""
+
+    def escaped(match: re.Match[str]) -> str:
+        return match[0] if match[0] in layout else match[0].encode("unicode_escape").decode()
+
+    return re.sub(r"[\x00-\x1f\x7f-\x9f]", escaped, text)
 
 
 def is_url(run: Path | str) -> bool:

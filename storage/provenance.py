@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from storage.files import Json, open_regular, read_regular, redact
+from storage.files import Json, is_finite, open_regular, read_regular, redact
 from storage.run import Run
 
 PACKAGES = ("compressive-impala", "torch", "numpy", "ray", "gymnasium", "numba")
@@ -57,7 +57,7 @@ def read_launches(run: Run) -> list[Json]:
     for line in content.splitlines():
         with suppress(ValueError, RecursionError):
             launch = json.loads(line)
-            if isinstance(launch, dict) and _is_time(launch.get("time")):
+            if isinstance(launch, dict) and is_finite(launch.get("time")):
                 found.append(launch)
     return sorted(found, key=lambda launch: launch["time"])
 
@@ -69,11 +69,6 @@ def was_local(run: Run) -> bool:
         return False
     command = launches[-1].get("command")
     return isinstance(command, str) and "--local" in command.split()
-
-
-def _is_time(value: object) -> bool:
-    """Whether a value is a finite number; True and False are none."""
-    return type(value) in (int, float) and math.isfinite(value)  # type: ignore[arg-type]
 
 
 def training_time(times: np.ndarray, launches: list[Json]) -> np.ndarray:

@@ -64,7 +64,8 @@ def copy_run(url: str, folder: Path) -> None:
     size = 0
     for path, info in found.items():
         name = path.removeprefix(root).strip("/")
-        if _RUN_FILE.fullmatch(name):
+        is_link = bool(info.get("islink"))  # behind file:// it may lead to any file of the user
+        if _RUN_FILE.fullmatch(name) and not is_link:
             paths[name] = path
             size += info["size"] or 0  # None where it is not known before the file is read
     if "config.json" not in paths:

@@ -16,7 +16,7 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from storage.errors import UserError
-from storage.files import Json, abbreviate, open_regular, read_json, write_json
+from storage.files import Json, abbreviate, open_regular, read_json, require_no_link, write_json
 
 RUN_COMMANDS = {
     "launch": ("compressive launch", "compressive evaluate, visualize, report, compare --from or launch --resume"),
@@ -58,9 +58,12 @@ class Run:
 
         Raises:
             UserError: if the folder is in use, or was replaced meanwhile.
-            OSError: if it does not exist or cannot be written to, or the lock is not a regular file.
+            OSError: if it does not exist or cannot be written to, the lock is not a regular file, or a folder of the
+                run is a link.
         """
         os.stat(self.path)  # before filelock would make the folder
+        for folder in (self.checkpoints, self.videos, self.samples):
+            require_no_link(folder)
         if os.path.lexists(self._lock_file):  # filelock would follow a link
             os.close(open_regular(self._lock_file))
         lock = FileLock(self._lock_file, timeout=patience, poll_interval=0.2, thread_local=False)

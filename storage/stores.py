@@ -6,6 +6,7 @@ After a crash or a kill at any moment a folder is complete or absent. `storage.c
 import hashlib
 import logging
 import os
+import re
 import secrets
 import time
 from collections import defaultdict
@@ -31,10 +32,15 @@ PAUSES = (1.0, 3.0, 9.0)
 _OWNER = "owner.txt"
 _BLOCK = 64 << 20
 """Bytes of a file behind a URL that are in memory while it is measured."""
+_NAME = r"[0-9]{12,18}(-[0-9a-f]+)?(\.superseded)?"
+_OURS = re.compile(_NAME)
+_LEFT = re.compile(rf"{_NAME}-[0-9a-f]{{8}}\.tmp")
+"""Names of checkpoints, and those that `files.temporary_name` makes of them; only such are ever removed."""
 
 
 class DiskStore:
-    """Folders on a disk, written to a temporary name, flushed and renamed. Links among them are not followed.
+    """Folders on a disk, written to a temporary name, flushed and renamed. Links among them are not followed, nor is
+    one in place of `checkpoints/`.
 
     Its methods raise OSErrors.
     """
@@ -48,6 +54,7 @@ class DiskStore:
 
     def names(self) -> list[str]:
         """Names of the complete folders."""
+        files.require_no_link(self.root)
         if not self.root.is_dir():
             expected = "expected the folder of a run, with checkpoints/ in it"
             raise FileNotFoundError(f"{self.run} has no checkpoints: {expected}")
@@ -77,10 +84,12 @@ class DiskStore:
 
     def write(self, name: str, content: Iterable[tuple[str, bytes]]) -> str:
         """Writes a folder, in place of one of that name, and returns its name; removes what interrupted writes left."""
-        # What was left when a writer was killed is never read, and goes first.
+        files.require_no_link(self.root)
         self.root.mkdir(exist_ok=True)  # not the run's folder, which is there unless it was moved
+        # What was left when a writer was killed is never read, and goes first.
         for left in self.root.glob("*.tmp"):
-            files.remove(left)
+            if _LEFT.fullmatch(left.name):
+                files.remove(left)
 
         # A folder cannot replace another atomically. For a moment there are both.
         replaces = self.exists(name)
@@ -89,8 +98,9 @@ class DiskStore:
         with files.new_folder(self.locate(new)) as folder:
             for file, data in content:
                 path = folder / file
-                path.write_bytes(data)
-                files.flush(path)
+                with files.naming(path):
+                    path.write_bytes(data)
+                    files.flush(path)
         if replaces:
             self._move(new, name)
         return name
@@ -117,7 +127,8 @@ class UrlStore:
     """Folders behind a URL, where nothing can be renamed atomically. See `DiskStore` for the methods.
 
     A folder is complete when it has its manifest. Each gets a random suffix, so that no file is ever written twice, by
-    this program or another. Failed operations are repeated after each of `PAUSES`.
+    this program or another. Failed operations are repeated after each of `PAUSES`. Links, which there are behind
+    file://, are not followed.
 
     Raises:
         StorageError: if the URL cannot be used; names a missing package. Every method may raise it, too.
@@ -180,8 +191,7 @@ class UrlStore:
     def write(self, name: str, content: Iterable[tuple[str, bytes]]) -> str:
         # A folder without a manifest was left when a writer was killed.
         for left, found in self._list().items():
-            is_ours = left[:12].isdigit()
-            if is_ours and MANIFEST not in found:
+            if _OURS.fullmatch(left) and MANIFEST not in found:
                 self.remove(left)
         # The manifest is the last of the files: with it the folder is complete.
         name = f"{name}-{secrets.token_hex(3)}"
@@ -213,10 +223,14 @@ class UrlStore:
         """Names of files by folder; empty if there is nothing yet."""
         self._fs.invalidate_cache()  # other machines write here, too
         found: dict[str, list[str]] = defaultdict(list)
+        if isinstance(self._fs, LocalFileSystem) and os.path.islink(self._root):
+            raise StorageError(f"{self.url}/checkpoints: expected a folder, got a symbolic link")
         with suppress(FileNotFoundError):
-            for path in self._retry(self._fs.find, self._root, withdirs=True):
+            for path, info in self._retry(self._fs.find, self._root, withdirs=True, detail=True).items():
                 below = path.removeprefix(self._root).strip("/")
                 name, _, file = below.partition("/")
+                if info.get("islink") and not file:
+                    continue  # in place of a folder
                 found[name].append(file)
         return found
 

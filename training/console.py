@@ -16,6 +16,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from storage.files import printable
 from training.progress import Progress, TimeLeft
 
 PLAIN_SECONDS = 15.0
@@ -145,13 +146,14 @@ class LiveLine:
     def __rich__(self) -> RenderableType:
         # The bar has what the first line leaves; in a narrow terminal there is none.
         elapsed = duration(self._elapsed())
-        progress = self._progress()
+        progress = printable(self._progress())
+        activity = printable(self.activity)
         first: list[RenderableType] = []
-        words = f"{self.activity}  {elapsed}    {progress}"
+        words = f"{activity}  {elapsed}    {progress}"
         width = min(24, self.console.width - len(words))
         if width > 0:
             bar = ProgressBar(total=1.0, completed=self.share, width=width)
-            first = [self.activity, elapsed, bar]
+            first = [Text(activity), elapsed, bar]
         rows = Table.grid(padding=(0, 2))
         rows.add_row(*first, Text(progress, style="bold"))
 
@@ -164,7 +166,7 @@ class LiveLine:
             second = longer
         if not second:
             return rows
-        return Group(rows, Text(second))
+        return Group(rows, Text(printable(second)))
 
 
 @contextmanager
@@ -224,12 +226,15 @@ class Busy:
 
     def __rich__(self) -> RenderableType:
         elapsed = duration(time.monotonic() - self.started)
-        return Text(f"{self.activity}  {elapsed}")
+        return Text(printable(f"{self.activity}  {elapsed}"))
 
 
 def say(console: Console, line: str, style: str = "") -> None:
-    """Prints a line unchanged: no markup, which paths may contain, and no line breaks, which would spoil a copy."""
-    console.print(Text(line, style), highlight=False, soft_wrap=True)
+    """Prints a line unchanged: no markup, which paths may contain, and no line breaks, which would spoil a copy.
+
+    Control characters, which the text of a foreign run may have, are escaped.
+    """
+    console.print(Text(printable(line), style), highlight=False, soft_wrap=True)
 
 
 def say_skipped(console: Console, skipped: Iterable[str]) -> None:
@@ -240,8 +245,8 @@ def say_skipped(console: Console, skipped: Iterable[str]) -> None:
 
 def say_all(console: Console, rows: dict[str, str]) -> None:
     """Prints names and values, a line each, as `say` does."""
-    width = max(len(name) for name in rows)
+    width = max(len(printable(name)) for name in rows)
     for name, value in rows.items():
-        padded_name = f"{name:<{width}}  "
-        row = Text.assemble((padded_name, "bold"), value)
+        padded_name = f"{printable(name):<{width}}  "
+        row = Text.assemble((padded_name, "bold"), printable(value))
         console.print(row, highlight=False, soft_wrap=True)

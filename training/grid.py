@@ -4,6 +4,7 @@ A variant is a trial without its seed. Running the trials is in `sweep.py`.
 """
 
 import dataclasses
+import hashlib
 import itertools
 import re
 from collections import defaultdict
@@ -44,6 +45,8 @@ OF_DATA = {"frames", "actors.unroll_length", "actors.envs_per_actor", "rows_per_
 """Fields that make another variant only if they differ on the same data: each task of a suite has its own."""
 SHORT = {"compression_rate": "rate", "compression": "", "compression_loss": "loss"}
 """Names of fields in labels, where they differ from the field's own."""
+LONGEST = 200
+"""Characters of a field and its value in labels."""
 Axis = tuple[str, tuple[str, ...]]
 """A field of the configuration, such as "agent.core.compression_rate", and its values as words."""
 
@@ -320,11 +323,16 @@ def _core_of(config: Configuration) -> str:
 
 
 def _difference(name: str, value: object) -> str:
-    """A field and its value in a label, as in "rate 4"."""
+    """A field and its value in a label, as in "rate 4"; of a long one the beginning and a digest of all of it."""
     _, _, own_name = name.rpartition(".")
     shown = SHORT.get(own_name, own_name.replace("_", " "))
     values: Sequence[object] = [value]
     if isinstance(value, list | tuple):
         values = value
     words = [shown, *map(str, values)]
-    return " ".join(words).strip()
+    text = " ".join(words).strip()
+    if len(text) > LONGEST:
+        # Runs are of one variant if their labels are equal.
+        digest = hashlib.sha256(text.encode(errors="backslashreplace")).hexdigest()
+        text = f"{text[: LONGEST - 13]} ... {digest[:8]}"
+    return text

@@ -1,6 +1,7 @@
 """A trained agent as others get it: a small folder in half precision, which can be played but not resumed."""
 
 import dataclasses
+import errno
 import os
 from pathlib import Path
 
@@ -10,7 +11,7 @@ from torch import Tensor
 from agent.actor_critic import own_weights
 from envs import untaught
 from storage import checkpoints
-from storage.files import JSON_BYTES, Json, format_json, read_regular
+from storage.files import JSON_BYTES, Json, format_json, naming, new_folder, read_regular
 from storage.metrics import sample_metrics
 from storage.run import Run
 from training.config import RunConfig
@@ -24,6 +25,8 @@ ROWS = 200
 def share(run: Run, folder: Path, allow: str | None = None) -> None:
     """Writes the agent of a run's last readable checkpoint into a new folder, with its evaluation and its curves.
 
+    The folder is complete, or absent.
+
     Args:
         allow: see `training.trust.checkpoint_place`.
 
@@ -31,6 +34,8 @@ def share(run: Run, folder: Path, allow: str | None = None) -> None:
         FileExistsError: if the folder exists.
         FileNotFoundError, ValueError, OSError, StorageError: if the run cannot be read, or the folder not written to.
     """
+    if os.path.lexists(folder):
+        raise FileExistsError(errno.EEXIST, "expected a new folder", str(folder))
     # All is read before anything is written.
     config = read_config(run)
     checkpoint = checkpoints.load_latest(checkpoint_place(config, run, allow), ["weights"])
@@ -44,15 +49,19 @@ def share(run: Run, folder: Path, allow: str | None = None) -> None:
     for name, tensor in own_weights(checkpoint.parts["weights"]).items():
         weights[name] = _compact(tensor)
 
-    target = Run(folder)
-    folder.mkdir(parents=True)
     plain = to_plain(_alone(config)) | {"checkpoint_url": None}
-    target.write_config(plain)
-    checkpoints.save(folder, checkpoint.step, {"weights": weights}, {"config": plain})
     lines = [f"{format_json(row)}\n" for row in rows]
-    target.metrics_file.write_text("".join(lines))
-    for name, content in copies.items():
-        (folder / name).write_bytes(content)
+    copies[run.metrics_file.name] = "".join(lines).encode()
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with new_folder(folder) as temporary:
+        target = Run(temporary)
+        with naming(target.config_file):
+            target.write_config(plain)
+        checkpoints.save(temporary, checkpoint.step, {"weights": weights}, {"config": plain})
+        for name, content in copies.items():
+            path = temporary / name
+            with naming(path):
+                path.write_bytes(content)
 
 
 def _at_equal_distances(rows: list[Json]) -> list[Json]:

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from storage.errors import UserError
-from storage.files import Json, abbreviate, read_json, replacing, require_schema, write_json
+from storage.files import Json, abbreviate, read_json, read_regular, replacing, require_schema, write_json
 from storage.metrics import write_hparams
 from storage.run import Run
 from training.config import Config, Configuration, RunConfig
@@ -31,6 +31,8 @@ STOP = ".stop"
 """File in the sweep's folder: trials write a checkpoint and end as soon as it exists."""
 _TRIAL = re.compile(r"[a-z0-9-][a-z0-9.-]*")
 """Names of trials as `grid.make_trials` makes them."""
+MOST = 1 << 20
+"""Bytes of `error.txt` that are read; a longer one is not."""
 DEATHS = 2
 """How often a trial's process is replaced after it died. An exception ends the trial: it would be raised again."""
 SHOW_SECONDS = 2.0
@@ -163,11 +165,15 @@ def _require_within(folder: Path, name: str) -> None:
 
 def failure(run: Run) -> str | None:
     """Why a trial failed, in one line; None if it did not."""
-    if not run.error_file.is_file():
+    if not os.path.lexists(run.error_file):
         return None
+    try:
+        reason = read_regular(run.error_file, MOST).decode(errors="replace")
+    except (OSError, ValueError) as error:  # it is a link, say, which may lead to any file of the user
+        return _one_line(str(error))
     # In a traceback, quoted code is indented, and what was raised is not. Nothing is said in an empty line either.
     said = []
-    for line in run.error_file.read_text().splitlines():
+    for line in reason.splitlines():
         first_character = line[:1]
         if first_character.strip():
             said.append(line)

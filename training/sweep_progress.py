@@ -8,7 +8,7 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from storage.files import read_json
+from storage.files import is_finite, read_json
 from storage.run import Run
 from training.config import Configuration
 from training.console import LiveLine, quantity, say
@@ -28,7 +28,7 @@ def is_finished(run: Run, config: Configuration) -> bool:
     except (OSError, ValueError):  # there is no evaluation, or a damaged one: the trial is evaluated again
         return False
     score = by_full_name(evaluation).get(config.score) if isinstance(evaluation, dict) else None
-    is_evaluated = isinstance(score, int | float) and math.isfinite(score)
+    is_evaluated = is_finite(score)
     return is_evaluated and last_row.get(counter, 0) >= total
 
 

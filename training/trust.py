@@ -26,7 +26,8 @@ def checkpoint_place(config: Configuration, run: Run, *allowed: str | None) -> P
             known |= {names, *names.split(",")}
     if url not in known:
         raise ValueError(
-            f"{run} has its checkpoints at a URL: expected one that is allowed; if you trust it, --allow {url}"
+            f"{run} has its checkpoints at a URL: expected one that is allowed; if you trust it, "
+            f"--allow {shlex.quote(url)}"
         )
     return url
 

@@ -11,12 +11,15 @@ import shutil
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
 from rich.console import Console
 
 from reports.comparison import KIND, Comparison, reach, read_run
+from reports.comparison import compare as compare_runs
+from reports.comparison_page import write_reports
 from reports.conclusions import agreement, answer, evidence, next_best, score_texts
 from reports.tables import print_table
 from sequences.kinds import PRESETS
@@ -241,6 +244,35 @@ def test_environments_without_a_common_scale_are_compared_alone(
         assert folder.name.startswith(f"{number}-{library}")
         assert {row["environment"] for row in table(folder / "runs.csv")} == {env}
         assert (out / link).read_text().count(page["tables"]) > 1
+
+
+def test_a_label_is_no_formula(make_run: MakeRun, tmp_path: Path, cli: Commands) -> None:
+    figures = pytest.importorskip("reports.figures", reason="matplotlib is not installed")
+    names = [r"runs/a$\frac$b", r"runs/a$\frac$c"]
+    runs = [make_run(f"{seed}", "lstm", seed, [1.0, 2.0], 3.0, from_run=name) for seed, name in enumerate(names)]
+    printed, _ = compare(cli, tmp_path / "out", runs)
+    assert names[0] in printed
+    assert (tmp_path / "out/report/scores.svg").is_file()
+
+    chart = {"title": "$", "series": [{"name": r"$\frac$" + 10_000 * "x", "x": [0, 1], "y": [0, 1]}] * 2, "lines": []}
+    chart["lines"] = [{"name": r"$\frac$", "value": 0.5}]
+    assert figures.draw_chart(chart, "frames")[:4] == b"\x89PNG"
+
+
+@pytest.mark.parametrize("pages", [1, 3])
+def test_pages_are_written_before_figures(
+    pages: int, make_run: MakeRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What draws them is another program, which may fail. Two environments have a page each, and one with links."""
+    figures = pytest.importorskip("reports.figures", reason="matplotlib is not installed")
+    monkeypatch.setattr(figures, "draw", Mock(side_effect=ValueError("cannot be drawn")))
+    elsewhere = [("lstm", LONGER, 40.0)] if pages > 1 else []
+    runs = make_runs_in(make_run, [("gru", RECALL, 60.0), ("lstm", RECALL, 50.0), *elsewhere])
+    comparisons = compare_runs([read_run(run) for run in runs], None)
+    with pytest.raises(ValueError, match="cannot be drawn"):
+        write_reports(tmp_path / "out", comparisons, {}, "compressive compare")
+    assert len(list((tmp_path / "out").glob("*.html"))) == pages
+    assert len(list((tmp_path / "out/report").rglob("runs.csv"))) == len(comparisons)
 
 
 def test_two_runs_of_each_in_every_environment_have_intervals(make_run: MakeRun, tmp_path: Path, cli: Commands) -> None:
@@ -536,12 +568,45 @@ def test_a_trial_with_a_damaged_evaluation_is_not_finished(make_run: MakeRun) ->
     config = read_config(run)
     assert is_finished(run, config)
     assert not is_finished(run, dataclasses.replace(config, frames=201))
-    for damaged in ('{"return"', '{"return": {"mean": null}}', '{"return": {"mean": NaN}}', '{"return": 1.0}', "[]"):
+    huge = f'{{"return": {{"mean": 1{"0" * 400}}}}}'
+    for damaged in (
+        huge,
+        '{"return"',
+        '{"return": {"mean": null}}',
+        '{"return": {"mean": NaN}}',
+        '{"return": 1.0}',
+        "[]",
+    ):
         run.evaluation_file().write_text(damaged)
         assert not is_finished(run, config)
     assert failure(run) is None
     run.error_file.write_text("")
     assert failure(run) == "it left no reason"
+
+
+def test_the_reason_of_a_foreign_trial_is_any_file(tmp_path: Path) -> None:
+    """It may be a link, too long, or no text."""
+    run = Run(tmp_path)
+    run.error_file.write_bytes(b"Error: caf\xe9")
+    assert failure(run) == "Error: caf\ufffd"
+    run.error_file.write_bytes(b"x" * ((1 << 20) + 1))
+    assert failure(run) == "error.txt has 1048577 bytes, expected at most 1048576"
+    run.error_file.unlink()
+    run.error_file.symlink_to("/etc/passwd")
+    assert "expected a regular file, got a symbolic link" in str(failure(run))
+
+
+@pytest.mark.parametrize("several", [False, True])
+def test_the_tables_of_a_report_are_not_written_through_a_link(
+    several: bool, make_run: MakeRun, tmp_path: Path, cli: Commands
+) -> None:
+    runs = make_runs_in(make_run, [("gru", RECALL, 60.0), ("lstm", LONGER if several else RECALL, 50.0)])
+    (tmp_path / "out").mkdir()
+    (tmp_path / "precious").mkdir()
+    (tmp_path / "out/report").symlink_to(tmp_path / "precious")
+    error = cli.refuse("compare", "--from", *runs, "--folder", tmp_path / "out")
+    assert "expected a folder, got a symbolic link" in error
+    assert list((tmp_path / "precious").iterdir()) == []
 
 
 def make_sequence_run(run: Path, config: Any, losses: list[float], summary: Any, digest: str = "a") -> Path:

@@ -1,9 +1,11 @@
 """`compressive export`: a run in half precision that is played and looked at like the run that it came from."""
 
 import base64
+import errno
 import importlib.util
 import json
 import math
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -69,6 +71,28 @@ def test_links_of_a_run_are_not_followed_into_what_is_shared(
     (run / "launches.jsonl").symlink_to(secret)
     cli.refuse("export", run, tmp_path / "small", words="expected a regular file, got a symbolic link")
     assert not (tmp_path / "small").exists()
+
+
+@pytest.mark.parametrize("full", ["weights.safetensors", "metrics.jsonl"])
+def test_an_export_is_complete_or_absent(
+    full: str, copied: Callable[..., Path], tmp_path: Path, cli: Commands, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So that nothing is in the way of the next attempt."""
+    run = copied("run")
+    small = tmp_path / "new" / "small"
+    write = Path.write_bytes
+
+    def write_until_full(path: Path, data: bytes) -> int:
+        if path.name == full:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return write(path, data)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "write_bytes", write_until_full)
+        error = cli.refuse("export", run, small, words=["No space left", full, f"'{small}/"])
+        assert ".tmp/" not in error
+    assert list(small.parent.iterdir()) == []
+    cli.run("export", run, small)
 
 
 def test_every_tensor_keeps_its_precision(tmp_path: Path, cli: Commands, copied: Callable[..., Path]) -> None:

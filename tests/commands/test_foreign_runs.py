@@ -1,6 +1,8 @@
 """No command runs code that the files of another person's run choose, unless the user allows that by name."""
 
 import json
+import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -103,9 +105,31 @@ def test_a_sweep_that_is_evaluated_elsewhere(copied: Callable[..., Path], tmp_pa
     folder = tmp_path / "sweep"
     sweep.begin(folder, trials, "compressive compare")
     shutil.move(run, folder / "a")
-    cli.refuse("compare", "--resume", folder, words=f"--allow {WALK!r}")
+    cli.refuse("compare", "--resume", folder, words=f"--allow {WALK}")
     assert "missing" not in cli.run("compare", "--resume", folder, "--allow", WALK)
     assert (folder / "report.html").is_file()
+
+
+def test_a_terminal_does_not_obey_the_text_of_a_foreign_run(
+    copied: Callable[..., Path], tmp_path: Path, cli: Commands, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Names of folders and values of the configuration, in any line and table."""
+    monkeypatch.setattr("reports.comparison_page._write_figures", lambda *_: None)  # which take a second
+    text = "\x1b]0;title\x07\x9b2J\x7f\r\nnext"
+    shown = r"\x1b]0;title\x07\x9b2J\x7f\r\nnext"
+    url = f"file:///tmp/{text}';touch executed;'"
+    run = copied(f"sweep/a{text}", checkpoint_url=url, from_run=text)
+    copied("sweep/b")
+    told = [cli.run("status", run), cli.run("runs", tmp_path / "sweep")]
+    assert all(shown in each for each in told)
+    quoted = shlex.quote(url).replace(text, shown)
+    assert f"--allow {quoted}" in told[0]
+
+    told.append(cli.fail("evaluate", run, status=2))
+    told.append(cli.run("compare", "--from", run, tmp_path / "sweep/b", "--folder", tmp_path / "new"))
+    assert shown in told[-1]
+    for each in told:
+        assert not re.search(r"[\x00-\x09\x0b-\x1f\x7f-\x9f]", each)
 
 
 @pytest.mark.parametrize("option", ["--eval-env", "--eval_env"])
@@ -124,7 +148,7 @@ def test_code_that_the_user_allows_by_name(tmp_path: Path, cli: Commands) -> Non
     shutil.copytree(run, more)
 
     # To play: --allow or --env has its name.
-    cli.refuse("evaluate", run, words=f"--allow {WALK!r}")
+    cli.refuse("evaluate", run, words=f"--allow {WALK}")
     cli.refuse("evaluate", run, "--allow", "dm:tests.envs.dm_tasks:Unhurried", words="can run any code")
     cli.run("evaluate", run, "--episodes=2", "--allow", WALK)
     cli.run("evaluate", run, "--episodes=2", "--env", f"{WALK},cells=4,limit=7")
@@ -132,7 +156,7 @@ def test_code_that_the_user_allows_by_name(tmp_path: Path, cli: Commands) -> Non
 
     # To train from it, to compare it, and to resume it.
     new = ["launch", "--local", "--from-run", run, "--frames=64", *SMALL[1:]]
-    cli.refuse(*new, "--run", tmp_path / "new", "--env=rooms:small", words=f"--allow {WALK!r}")
+    cli.refuse(*new, "--run", tmp_path / "new", "--env=rooms:small", words=f"--allow {WALK}")
     cli.run(*new, "--run", tmp_path / "typed", "--env", f"{WALK},cells=4,limit=7")
     cli.run("compare", "--from", run, "--folder", tmp_path / "new", "--allow", WALK)
     resume = ["launch", "--local", "--resume", more]

@@ -67,6 +67,8 @@ def test_a_score_without_a_number_of_episodes_has_its_interval() -> None:
     assert _scores({"return": {"mean": 1.0, "low": 0.5, "high": 2.0}}) == [
         ("mean_reward", 1.0, "return, 95 % [0.5, 2]")
     ]
+    assert _scores({"return": {"mean": 1.0, "low": 0.5, "high": 10**400}}) == [("mean_reward", 1.0, "return")]
+    assert _scores({"return": {"mean": 10**400}}) == []
 
 
 def test_an_agent_goes_to_the_hub_and_comes_back(
@@ -181,5 +183,15 @@ def test_a_run_behind_any_url(
     assert cli.run("pull", url, tmp_path / "pulled here").endswith(f"visualize '{tmp_path}/pulled here'\n")
     cli.run("pull", url, tmp_path / "pulled")
     assert checkpoints.load_latest(tmp_path / "pulled").step == checkpoints.load_latest(source).step
+
+    # Links are left out, since they may lead to any file.
+    secret = tmp_path / "secret"
+    secret.write_text("of the user")
+    for name in ("README.md", "evaluation.json"):
+        (source / name).unlink(missing_ok=True)
+        (source / name).symlink_to(secret)
+    cli.run("pull", url, tmp_path / "without links")
+    found = {path.name for path in (tmp_path / "without links").iterdir()}
+    assert found == {"config.json", "metrics.jsonl", "launches.jsonl", "checkpoints"}
     cli.refuse("pull", "s3://me:secret@bucket/run", tmp_path / "other", words="URL without a password")
     cli.refuse("pull", "nonsense://bucket/run", tmp_path / "other", words="nonsense://bucket/run: ValueError")

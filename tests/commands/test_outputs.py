@@ -52,6 +52,28 @@ def test_a_link_in_a_run_is_not_written_through(name: str, tmp_path: Path) -> No
     assert target.read_text() == "precious"
 
 
+def test_a_link_in_place_of_a_runs_folder_is_not_followed(
+    copied: Callable[..., Path], tmp_path: Path, cli: Commands
+) -> None:
+    """Its videos are neither written nor shown through one; but the run may be a link, and what the user names."""
+    run = copied()
+    precious = tmp_path / "precious"
+    precious.mkdir()
+    for name in ("episodes.html", "old.mp4"):
+        (precious / name).write_text("of the user")
+    (run / "videos").rename(tmp_path / "videos")
+    (run / "videos").symlink_to(precious)
+    for command in (["visualize", run, "--episodes=1"], ["launch", "--local", "--resume", run, "--frames=9000"]):
+        cli.refuse(*command, words=["videos", "expected a folder, got a symbolic link"])
+    cli.run("report", run, "--episodes=0")
+    assert "old.mp4" not in (run / "report.html").read_text()
+    assert (precious / "episodes.html").read_text() == "of the user"
+
+    (tmp_path / "link").symlink_to(run)
+    (tmp_path / "output").symlink_to(tmp_path)
+    cli.run("report", tmp_path / "link", "--episodes=0", "--output", tmp_path / "output" / "page.html")
+
+
 def test_json_has_no_infinite_numbers(tmp_path: Path) -> None:
     path = tmp_path / "evaluation.json"
     write_json(path, {"return": [math.nan, (-math.inf, 1.0)], "by": {"task": math.inf}})

@@ -163,6 +163,16 @@ def test_labels_name_what_differs_within_a_core_and_between_all() -> None:
         grid(vary=[("learner.discount", ("0.9", "0.90"))])
 
 
+def test_labels_are_short_however_long_a_value_is() -> None:
+    """Other values still have other labels."""
+    config = make_preset("memory", "lstm")
+    variants = [dataclasses.replace(config, from_run=end + 2_000_000 * "x" + end) for end in ("a", "b", "a")]
+    variants[2] = dataclasses.replace(variants[2], from_run=f"{variants[0].from_run}c")
+    labels = label(variants)
+    assert len(set(labels)) == 3
+    assert all(len(text) < 230 for text in labels)
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [

@@ -104,6 +104,9 @@ def test_a_score_is_of_the_evaluation_or_of_training() -> None:
     equal = {"return": {"mean": 0.5, "low": 0.5, "high": 0.5}}
     assert str(read_score("launch", equal, {})) == "return 0.500 all equal in the evaluation"
     assert str(read_score("launch", {"return": "damaged"}, row)) == "oracle-normalised 5.0 % in training"
+    huge = {**evaluation, "oracle_normalised_interval": [10**400, 1]}
+    assert str(read_score("launch", huge, {})) == "oracle-normalised 66.2 % in the evaluation"
+    assert str(read_score("launch", {"return": {"mean": 10**400}}, row)) == "oracle-normalised 5.0 % in training"
     assert read_score("text", {}, {"loss/nll": 1.5}) == Score("loss", 1.5, training=True)
     assert read_score("launch", {}, {"episode/return": float("nan")}) is None
 

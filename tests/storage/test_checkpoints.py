@@ -17,6 +17,8 @@ from agent import Trajectory
 from learner.config import LearnerConfig
 from learner.learner import Learner
 from storage import checkpoints, serialization
+from storage.errors import StorageError
+from storage.run import Run
 from storage.stores import UrlStore
 from tests.learner.conftest import TinyAgent
 from tests.learner.runs import PARTS, Place, listing, names, save
@@ -126,7 +128,7 @@ def test_leftovers_are_ignored_then_removed(place: Place) -> None:
     """Of writes and removals that did not end: in a folder by their names, behind a URL by a missing state.json."""
     save(place, 100)
     if isinstance(place, Path):
-        leftovers = ["000000000200.tmp", "000000000050.removed.tmp"]
+        leftovers = ["000000000200-01234567.tmp", "000000000050.superseded-abcdef01.tmp"]
     else:
         leftovers = ["000000000200-abcdef", "000000000050-abcdef", "000000000060-abcdef.superseded"]
     for leftover in leftovers:
@@ -137,6 +139,42 @@ def test_leftovers_are_ignored_then_removed(place: Place) -> None:
     assert (loaded.step, loaded.skipped) == (100, [])
     save(place, 200)
     assert names(place) == ["000000000100", "000000000200"]
+
+
+def test_only_what_this_program_left_is_removed(place: Place) -> None:
+    """Other folders of like names are of the user."""
+    others = ["000000000200.tmp", "notes-01234567.tmp", "000000000200-notes"]
+    fs, root = url_to_fs(f"{place}/checkpoints")
+    for other in others:
+        fs.makedirs(f"{root}/{other}")
+        fs.pipe_file(f"{root}/{other}/file.txt", b"precious")
+    save(place, 100, keep=1)
+    assert all(fs.exists(f"{root}/{other}/file.txt") for other in others)
+
+
+@pytest.mark.parametrize("scheme", ["", "file://"])
+def test_a_link_in_place_of_the_checkpoints_is_not_followed(scheme: str, tmp_path: Path) -> None:
+    """Nothing is read, written or removed where it leads to. The run itself may be a link."""
+    other = tmp_path / "other"
+    run = tmp_path / "run"
+    other.mkdir()
+    save(other, 100)
+    (other / "checkpoints" / "000000000050-01234567.tmp").mkdir()
+    run.mkdir()
+    (run / "checkpoints").symlink_to(other / "checkpoints")
+    for use in (checkpoints.load_latest, lambda place: save(place, 200, keep=1)):
+        with pytest.raises((OSError, StorageError), match="expected a folder, got a symbolic link"):
+            use(f"{scheme}{run}")
+    with pytest.raises(OSError, match="expected a folder, got a symbolic link"), Run(run).lock():
+        pass
+    left = {path.name for path in (other / "checkpoints").iterdir()}
+    assert left == {"000000000050-01234567.tmp", "000000000100"}
+
+    link = tmp_path / "link"
+    link.symlink_to(other)
+    assert checkpoints.load_latest(f"{scheme}{link}").step == 100
+    save(f"{scheme}{link}", 200)
+    assert checkpoints.load_latest(other).step == 200
 
 
 def test_a_folder_without_checkpoints_is_no_run(tmp_path: Path) -> None:

@@ -143,6 +143,7 @@ HOSTILE: dict[str, tuple[Damage, str]] = {
     "sum of sizes": (sizes, "the checkpoint has "),
     "holes": (bomb, f"p0.safetensors has {SPARSE} bytes, expected data in them, got 0 bytes and holes"),
     "state.json: device": (instead("state.json", lambda path: path.symlink_to("/dev/zero")), "got a symbolic link"),
+    "state.json: nowhere": (instead("state.json", lambda path: path.symlink_to("/nonexistent")), "state.json"),
     "state.json: FIFO": (instead("state.json", os.mkfifo), "expected a regular file, got"),
     "state.json: terabytes": (instead("state.json", sparse), f"expected at most {JSON_BYTES}"),
     "pickle": (weights(pickle.dumps(Attack())), f"{WEIGHTS} holds no tensors"),
@@ -211,7 +212,7 @@ def test_links_and_files_are_not_followed_and_are_removed(kind: str, tmp_path: P
     for folder in (run, other):
         folder.mkdir()
         save(folder, 100)
-    for name in ("000000000200", "000000000050.tmp"):
+    for name in ("000000000200", "000000000050-01234567.tmp"):
         path = run / "checkpoints" / name
         if kind == "link":
             path.symlink_to(other / "checkpoints" / "000000000100")
@@ -226,6 +227,37 @@ def test_links_and_files_are_not_followed_and_are_removed(kind: str, tmp_path: P
     save(run, 300, keep=1)
     assert names(run) == ["000000000300"]
     assert checkpoints.load_latest(other).step == 100
+
+
+def test_links_behind_a_url_are_not_followed_when_others_are_removed(tmp_path: Path) -> None:
+    """In place of checkpoints' folders, to one with a manifest and to one without."""
+    run = tmp_path / "run"
+    other = tmp_path / "other"
+    (other / "unfinished").mkdir(parents=True)
+    save(other, 100)
+    (other / "unfinished" / "file.txt").write_text("precious")
+    (run / "checkpoints").mkdir(parents=True)
+    (run / "checkpoints" / "000000000100-abcdef").symlink_to(other / "checkpoints" / "000000000100")
+    (run / "checkpoints" / "000000000050-abcdef").symlink_to(other / "unfinished")
+    url = f"file://{run}"
+    with pytest.raises(FileNotFoundError, match="has no checkpoint yet"):
+        checkpoints.load_latest(url)
+    save(url, 200, keep=1)
+    assert checkpoints.load_latest(url).step == 200
+    assert checkpoints.load_latest(other).step == 100
+    assert (other / "unfinished" / "file.txt").exists()
+
+
+@pytest.mark.parametrize("scheme", ["", "file://"])
+@pytest.mark.timeout(20)
+def test_a_run_of_links_that_lead_nowhere_has_no_checkpoint(scheme: str, tmp_path: Path) -> None:
+    """Behind a URL such a link is listed, but does not exist."""
+    for step in range(200):
+        folder = tmp_path / "checkpoints" / f"{step:012d}"
+        folder.mkdir(parents=True)
+        (folder / "state.json").symlink_to("/nonexistent")
+    with pytest.raises(FileNotFoundError, match=r"has no checkpoint that can be read: 000000000199: "):
+        checkpoints.load_latest(place(tmp_path, scheme))
 
 
 @pytest.mark.parametrize("scheme", ["", "file://"])

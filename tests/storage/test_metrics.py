@@ -186,6 +186,14 @@ def test_values_that_are_not_numbers_are_nan(tmp_path: Path) -> None:
         assert len(read) == len(values)
 
 
+def test_whole_numbers_may_be_as_long_as_a_float(tmp_path: Path) -> None:
+    """As whole numbers their products would fit into no float."""
+    append(tmp_path, f'{{"step": 1, "a/huge": 1{"0" * 308}}}\n')
+    huge = last_metrics(tmp_path)["a/huge"]
+    assert huge == 1e308
+    assert f"{huge * 100:.1f}" == "inf"
+
+
 def test_values_that_are_not_finite_are_null_in_the_file(tmp_path: Path) -> None:
     with MetricsWriter(tmp_path) as writer:
         writer.write(1, {"a/nan": math.nan, "a/inf": -math.inf, "a/one": 1})

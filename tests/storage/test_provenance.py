@@ -17,6 +17,7 @@ def test_a_launch_notes_the_command_and_the_machine(tmp_path: Path, monkeypatch:
     monkeypatch.setattr(sys, "argv", ["/a/b/compressive", "launch", "--checkpoint-url", "s3://me:secret@host/run"])
     note_launch(run, 7)
     with run.launches_file.open("a") as file:
+        file.write(f'{{"time": 1{"0" * 400}}}\n')
         file.write('{"time": "x"}\n{"time": 1e999}\n[1]\n{"time": 3')
     note_launch(run, 9)
 

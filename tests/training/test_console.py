@@ -177,6 +177,19 @@ def test_a_phase_is_one_line_without_a_terminal_unless_it_is_long(sleep: Callabl
     ]
 
 
+def test_a_phase_shows_the_text_of_a_run_and_obeys_none_of_it() -> None:
+    """Neither control characters nor markup."""
+    printed = io.StringIO()
+    console = Console(file=printed, force_terminal=True, width=200)
+    text = "\x1b[2J\x9b\r [bold]name[/red]"
+    with LiveLine(console, text, text) as line:
+        line.show(0.5, text, [text])
+    with Busy(console, text):
+        pass
+    assert printed.getvalue().count(r"\x1b[2J\x9b\r [bold]name[/red]") >= 3
+    assert "\x1b[2J" not in printed.getvalue()
+
+
 def test_long_phases_have_few_lines(sleep: Callable[[float], None]) -> None:
     console = Console(file=io.StringIO(), width=80)
     with counting(console, "evaluating", 86_401, "episodes") as count:
