@@ -11,6 +11,7 @@ from agent.config import AgentConfig
 from agent.core import CoreOutput, Mean, State, make_core
 from agent.encoders import (
     INSTRUCTION_SIZE,
+    MIDDLE,
     InstructionEncoder,
     Reconstruction,
     Reconstructions,
@@ -142,7 +143,8 @@ class Agent(nn.Module):
         # Encoders of the observation; all that is known at a step is joined to the core's inputs.
         sizes = vector_sizes(observation_shape)
         self.standardization = Standardization(sizes) if config.standardize and sizes else None
-        self.vision = make_torso(config.torso, observation_shape, config.torso_size)
+        zero = 0.0 if config.pixels == "black" else MIDDLE
+        self.vision = make_torso(config.torso, observation_shape, config.torso_size, zero)
         joint_size = self.vision.num_features + self.distribution.num_features + 1
         self.instruction = None
         if has_instructions:

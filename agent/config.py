@@ -32,6 +32,9 @@ class AgentConfig(Checked):
     """How a sampled number comes within the bounds of a continuous action: through tanh, or cut off."""
     action_scale: Literal["independent", "state"] = "independent"
     """Whether the standard deviation of continuous actions is the same in all states, or depends on the state."""
+    pixels: Literal["gray", "black"] = "gray"
+    """Which pixels a torso sees as 0. With black, filters respond to what is drawn on a black background alone, which
+    would otherwise be a large constant; small objects on it are then learned sooner."""
     standardize: bool = False
     """Standardize vectors by the running mean and deviation of each element, before their torso."""
     value_torso: bool = False

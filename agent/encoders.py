@@ -29,8 +29,8 @@ CACHED = 1 << 18
 """Values that are scaled at a time on a CPU, so that they stay in its cache."""
 
 
-def scale(images: Tensor, dtype: torch.dtype) -> Tensor:
-    """uint8 images [N, height, width, channels] to [N, channels, height, width] in [-2, 2].
+def scale(images: Tensor, dtype: torch.dtype, zero: float = MIDDLE) -> Tensor:
+    """uint8 images [N, height, width, channels] to [N, channels, height, width] in [-2, 2]; `zero` becomes 0.
 
     The dtype is bfloat16 under autocast. The arithmetic is in float32: in bfloat16 it is slower on a CPU.
     """
@@ -40,19 +40,19 @@ def scale(images: Tensor, dtype: torch.dtype) -> Tensor:
     wide = torch.promote_types(dtype, torch.float32)
 
     if dtype == wide or device != "cpu" or torch.compiler.is_compiling():
-        scaled = _scale_wide(images, wide).to(dtype)
+        scaled = _scale_wide(images, wide, zero).to(dtype)
     else:
         # A few images at a time, so that their float32 copy stays in the processor's cache.
         scaled = images.new_empty(images.shape, dtype=dtype)
         rows = max(1, CACHED // max(1, images[:1].numel()))
         for part, place in zip(images.split(rows), scaled.split(rows)):
-            place.copy_(_scale_wide(part, wide))
+            place.copy_(_scale_wide(part, wide, zero))
     return scaled.permute(0, 3, 1, 2)  # NHWC memory is channels_last: the permuted view needs no copy
 
 
-def _scale_wide(images: Tensor, dtype: torch.dtype) -> Tensor:
+def _scale_wide(images: Tensor, dtype: torch.dtype, zero: float) -> Tensor:
     """Scaled images in a dtype of 32 bits or more."""
-    return images.to(dtype).sub_(MIDDLE).mul_(1 / UNIT)
+    return images.to(dtype).sub_(zero).mul_(1 / UNIT)
 
 
 class Convolution(nn.Conv2d):
@@ -143,14 +143,19 @@ LARGE_IMAGE = 64
 
 
 class Vision(nn.Module):
-    """The convolutions of a torso in `TORSOS`, then one linear layer with a ReLU."""
+    """The convolutions of a torso in `TORSOS`, then one linear layer with a ReLU.
 
-    def __init__(self, name: str, image_shape: Sequence[int], size: int) -> None:
+    `zero` is the value of a pixel that the convolutions see as 0: that of padding, and of most of a picture if filters
+    are to respond to what is drawn on it alone.
+    """
+
+    def __init__(self, name: str, image_shape: Sequence[int], size: int, zero: float = MIDDLE) -> None:
         super().__init__()
         if len(image_shape) != 3 or min(image_shape) < 1:
             raise ValueError(f"image_shape: expected [height, width, channels], got {list(image_shape)}")
         self.image_shape = tuple(image_shape)
         self.num_features = size
+        self.zero = zero
         height, width, channels = image_shape
         # Channels last is the faster layout.
         self.convolutions = nn.Sequential(*TORSOS[name](channels))
@@ -164,7 +169,7 @@ class Vision(nn.Module):
         """uint8 images [N, height, width, channels] to features [N, size]."""
         _check_observation(images, torch.uint8, self.image_shape)
         weight = self.linear.weight
-        features = self.convolutions(scale(images, weight.dtype))
+        features = self.convolutions(scale(images, weight.dtype, self.zero))
 
         # The features are stored channels last, the weights expect channels first: one of them is permuted, which
         # copies it. With more images than outputs the features are larger, and without a copy their gradient has the
@@ -237,10 +242,12 @@ class Torsos(nn.ModuleList):
         return torch.cat(features, dim=-1)
 
 
-def make_torso(name: str, observation_shape: Shape | tuple[Shape, ...], size: int) -> Vision | VectorTorso | Torsos:
+def make_torso(
+    name: str, observation_shape: Shape | tuple[Shape, ...], size: int, zero: float = MIDDLE
+) -> Vision | VectorTorso | Torsos:
     """The torso for an observation shape: `VectorTorso` for vectors, the one of `TORSOS` for images; several for parts.
 
-    The name "auto" stands for `shallow` or `small`, by the size of each image.
+    The name "auto" stands for `shallow` or `small`, by the size of each image. `zero` is that of `Vision`.
 
     Raises:
         ValueError: if there is no such torso, or the shape is neither that of a vector nor that of an image.
@@ -248,19 +255,19 @@ def make_torso(name: str, observation_shape: Shape | tuple[Shape, ...], size: in
     names = [*TORSOS, FITTING]
     if name not in names:
         raise ValueError(f"torso: expected one of {', '.join(names)}, got {name!r}")
-    torsos = [_torso_of_part(name, shape, size) for shape in part_shapes(observation_shape)]
+    torsos = [_torso_of_part(name, shape, size, zero) for shape in part_shapes(observation_shape)]
     if has_parts(observation_shape):
         return Torsos(torsos)
     return torsos[0]
 
 
-def _torso_of_part(name: str, shape: Shape, size: int) -> Vision | VectorTorso:
+def _torso_of_part(name: str, shape: Shape, size: int, zero: float) -> Vision | VectorTorso:
     if len(shape) == 1:
         return VectorTorso(shape[0], size)
     if name == FITTING:
         shorter_side = min(shape[:2])
         name = "shallow" if shorter_side >= LARGE_IMAGE else "small"
-    return Vision(name, shape, size)
+    return Vision(name, shape, size, zero)
 
 
 def vector_sizes(observation_shape: Shape | tuple[Shape, ...]) -> list[int]:

@@ -31,6 +31,7 @@ class Curriculum:
         number: of the present stage, from 0.
         begin: agent steps that were learned from before it.
         recent: the last episodes of the stage by task.
+        counted: how many episodes each task has had in the stage.
 
     Raises:
         ValueError: if there are too many stages; if the environments differ in observations, actions or frames a step,
@@ -83,6 +84,7 @@ class Curriculum:
         self.recent: dict[str, deque[Episode]] = {}
         for task in tasks(self.stages[number].env):
             self.recent[task] = deque(maxlen=EPISODES)
+        self.counted = dict.fromkeys(self.recent, 0)
 
     @property
     def present(self) -> RunConfig:
@@ -95,7 +97,7 @@ class Curriculum:
         # Scores are known once there are as many episodes of each task as they are means of.
         steps_of_stage = steps - self.begin
         measured = {"frames": float(steps_of_stage * self.action_repeat)}
-        if all(len(episodes) == EPISODES for episodes in self.recent.values()):
+        if min(self.counted.values()) >= self._needed:
             measured["correct"] = self.correct()
             measured["return"] = self.mean_return()
             for name in self.stages[self.number].counters:
@@ -108,6 +110,16 @@ class Curriculum:
             if value >= limit:
                 return True
         return False
+
+    @property
+    def _needed(self) -> int:
+        """Episodes of each task before its scores may end the stage.
+
+        As many as they are means of, and two of each environment: the first episodes to end are the short ones.
+        """
+        actors = self.config.actors
+        environments = actors.num_actors * actors.envs_per_actor / len(self.recent)
+        return max(EPISODES, math.ceil(2 * environments))
 
     def generation(self, launches: int) -> int:
         """What separates the episodes of stages and resumptions; see `factories.make_actor`.
@@ -123,6 +135,7 @@ class Curriculum:
         for episode in episodes:
             task = episode.task or first
             self.recent[task].append(episode)
+            self.counted[task] += 1
 
     def scores(self) -> dict[str, float]:
         """Mean return over the last episodes of each task that has had any."""
@@ -208,6 +221,7 @@ class Curriculum:
             "number": self.number,
             "begin": self.begin,
             "env": self.stages[self.number].env,
+            "counted": dict(self.counted),
         }
         return {"recent": recent, "stage": stage}
 
@@ -226,6 +240,9 @@ class Curriculum:
         if own != stage["env"]:
             raise ValueError(f"stages: expected number {number + 1} to be {abbreviate(stage['env'])}, got {own}")
         self.enter(number, stage["begin"])
+        counted = stage.get("counted", {})
+        require_schema(counted, {str: int}, "state: stage: counted")
+        counted = {task: count for task, count in counted.items() if task in self.counted}
 
         # And so must the tasks of its episodes. A file may have more fields than are known here.
         episodes = []
@@ -240,3 +257,4 @@ class Curriculum:
             got = abbreviate(min(others))
             raise ValueError(f"state: recent: expected episodes of {expected}, got one of {got}")
         self.remember(episodes)
+        self.counted |= counted

@@ -24,6 +24,15 @@ def test_torsos_map_images_to_features(name: str, shape: tuple[int, int, int]) -
     assert features.min() >= 0
 
 
+@pytest.mark.parametrize(("pixels", "expected"), [("gray", [-2, 2]), ("black", [0, 4])])
+def test_what_convolutions_see_of_black_and_white(pixels: Any, expected: list[float]) -> None:
+    agent = Agent(AgentConfig(torso="small", torso_size=4, core=LSTMConfig(4), pixels=pixels), (1, 2, 1), 3)
+    seen: list[list[float]] = []
+    agent.vision.convolutions.register_forward_pre_hook(lambda module, inputs: seen.append(inputs[0].ravel().tolist()))
+    agent.vision(torch.tensor([[[[0], [255]]]], dtype=torch.uint8))
+    assert seen == [expected]
+
+
 @pytest.mark.parametrize("name", encoders.TORSOS)
 def test_torsos_map_vectors_to_features(name: str) -> None:
     torso = encoders.make_torso(name, (5,), 4)

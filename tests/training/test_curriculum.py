@@ -106,6 +106,20 @@ def test_what_ends_a_stage() -> None:
     assert not found.ended(10**9), "the last stage has no end"
 
 
+def test_the_first_episodes_of_many_environments_end_no_stage() -> None:
+    """They are the short ones, which may be the good ones."""
+    actors = dataclasses.replace(CONFIG.actors, num_actors=1, envs_per_actor=150)
+    stages = ("rooms:small until return 10",)
+    found = Curriculum(dataclasses.replace(CONFIG, stages=stages, actors=actors))
+    found.remember(episodes(299, score=10.0))
+    assert not found.ended(0), "fewer than two of each environment"
+    resumed = Curriculum(found.config)
+    resumed.unpack(found.pack())
+    for each in (found, resumed):
+        each.remember(episodes(1, score=10.0))
+        assert each.ended(0)
+
+
 def test_all_tasks_of_a_stage_need_their_episodes() -> None:
     steady = "rooms:small"
     pulsing = "rooms:small,glow_pulse=1"
