@@ -60,24 +60,28 @@ def split_at_commas(text: str) -> list[str]:
     Raises:
         ValueError: if a bracket or a quote is not closed.
     """
-    parts = [""]
+    # Texts are cut out, because adding one character to them after the other would take quadratic time.
+    parts = []
+    begin = 0
     closing: list[str] = []  # what closes each open bracket and quote, the innermost last
-    for character in text:
+    before = ""
+    for index, character in enumerate(text):
         is_quoted = bool(closing) and closing[-1] in QUOTES
         if character == "," and not closing:
-            parts.append("")
-            continue
-        if closing and character == closing[-1]:
+            parts.append(text[begin:index])
+            begin = index + 1
+        elif closing and character == closing[-1]:
             closing.pop()
         elif is_quoted:
             pass
         elif character in BRACKETS:
             closing.append(BRACKETS[character])
-        elif character in QUOTES and (closing or parts[-1].endswith("=")):
+        elif character in QUOTES and (closing or before == "="):
             closing.append(character)
-        parts[-1] += character
+        before = character
     if closing:
         raise ValueError(f"{text!r}: expected {closing[-1]} before its end, to close what was opened")
+    parts.append(text[begin:])
     return parts
 
 
@@ -116,14 +120,13 @@ def tasks(spec: str) -> tuple[str, ...]:
 
 def _parts(spec: str) -> list[str]:
     """The specs that are joined in one; a new one begins where an item has a colon that is not in a field's value."""
-    parts: list[str] = []
+    parts: list[list[str]] = []  # the items of each
     for item in split_at_commas(spec):
         before_value, _, _ = item.partition("=")
         if not parts or ":" in before_value:
-            parts.append(item)
-        else:
-            parts[-1] += f",{item}"
-    return parts
+            parts.append([])
+        parts[-1].append(item)
+    return [",".join(items) for items in parts]
 
 
 def _single_tasks(part: str) -> list[str]:

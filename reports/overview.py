@@ -15,7 +15,7 @@ from reports.comparison import KIND, interval_of
 from reports.pages import mean
 from reports.tables import next_command, with_interval
 from sequences.kinds import CONFIGS
-from storage.files import Json, is_finite, read_json
+from storage.files import Json, is_finite, one_line, read_json
 from storage.metrics import sample_metrics
 from storage.run import Run
 from training.config import core_name
@@ -157,7 +157,7 @@ def describe(name: str, run: Run) -> Entry:
     try:
         return read_entry(name, run)
     except (OSError, ValueError) as error:
-        return Entry(run, name, "damaged", error=str(error))
+        return Entry(run, name, "damaged", error=one_line(error))
 
 
 def read_entry(name: str, run: Run) -> Entry:

@@ -24,7 +24,7 @@ from reports.pages import render_page
 from reports.report import media, page_data, read_rows
 from reports.tables import significant
 from storage.errors import UserError
-from storage.files import open_regular, redact
+from storage.files import one_line, open_regular
 from storage.run import Run
 from training.console import plural, program
 
@@ -320,8 +320,7 @@ class _Handler(BaseHTTPRequestHandler):
         except (BrokenPipeError, ConnectionResetError):
             pass  # the page was closed
         except Exception as error:  # a run can be damaged in any way; the others are shown still
-            message = redact(" ".join(str(error).split()))[:500]
-            self.send_error(HTTPStatus.INTERNAL_SERVER_ERROR, "this cannot be shown", message)
+            self.send_error(HTTPStatus.INTERNAL_SERVER_ERROR, "this cannot be shown", one_line(error))
 
     def _page(self, path: str, query: dict[str, list[str]]) -> str:
         """A page of ours; empty if the path is not that of one."""

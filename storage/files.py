@@ -352,6 +352,12 @@ def _redact_url(url: str) -> str:
     return re.sub(r"([?&#;][\w.~%+-]+=).+", r"\1***", url, flags=re.DOTALL)
 
 
+def one_line(error: Exception) -> str:
+    """What an error says, in one line without passwords, and not longer than a person reads."""
+    line = redact(" ".join(str(error).split()))
+    return line if len(line) <= 500 else f"{line[:496]} ..."
+
+
 def require_no_secret(url: str) -> None:
     """Raises a ValueError for a URL with a password, token or query, because URLs are written to files and logs."""
     redacted = _redact_url(url)  # with spaces in it

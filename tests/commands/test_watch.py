@@ -17,6 +17,7 @@ from storage.metrics import read_metrics
 from storage.run import Run
 from tests.commands.cli import Commands
 
+SMALL = Path(__file__).parents[2] / "pretrained" / "small"
 Copied = Callable[..., Path]
 Ask = Callable[..., tuple[int, dict[str, str], str]]
 
@@ -70,6 +71,17 @@ def test_a_run_is_described_by_the_environment_of_its_scores(folder: Path) -> No
     configure(folder / "finished", eval_env="rooms:small,episode_frames=100")
     run = find_runs(folder)["finished"]
     assert describe("finished", run).data == "rooms:small,episode_frames=100"
+
+
+def test_a_damaged_run_is_described_in_one_short_line(tmp_path: Path) -> None:
+    """Whatever a foreign configuration has as its environment."""
+    config = json.loads((SMALL / "config.json").read_text())
+    for env in ("https:/" * 42_000, "x:/" + ":" * 300_000, "a\nb " * 60_000):
+        (tmp_path / "config.json").write_text(json.dumps(config | {"env": env}))
+        entry = describe("damaged", Run(tmp_path))
+        assert entry.state == "damaged"
+        assert entry.error.startswith("environment ")
+        assert len(entry.error) == 500
 
 
 def test_runs_that_can_be_compared_are_together(folder: Path) -> None:

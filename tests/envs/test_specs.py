@@ -1,6 +1,8 @@
 """Specs as texts: their kinds, and the tasks of a spec."""
 
 import re
+import time
+from contextlib import suppress
 
 import pytest
 
@@ -15,6 +17,15 @@ def test_every_kind_can_be_made() -> None:
 def test_tasks_are_joined_by_commas() -> None:
     names = ["rooms:small,colours=ff0000+0000ff", "dmlab:a/b,test=True", "rooms:small"]
     assert list(tasks(",".join(names))) == names
+
+
+@pytest.mark.parametrize("spec", ["gym:" + "a" * 500_000, "gym:a" + ",b=1" * 150_000], ids=len)
+def test_a_long_spec_is_split_in_linear_time(spec: str) -> None:
+    """It may be that of a foreign configuration, which `compressive runs` shows."""
+    begin = time.process_time()
+    with suppress(ValueError):
+        assert tasks(spec) == (spec,)
+    assert time.process_time() - begin < 0.8
 
 
 def test_commas_in_brackets_and_quotes_belong_to_a_value() -> None:
