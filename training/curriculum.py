@@ -18,7 +18,7 @@ from training.stages import MEASURES, Stage, read_stage
 EPISODES = 200
 """Episodes of each task over which scores are means. A score ends no stage before there are as many."""
 EPISODES_OF_EACH = 1
-"""Episodes of each environment, on average, before a score ends a stage: the first episodes to end are the short ones."""
+"""Episodes of each environment, on average, before a score ends a stage: the first to end are the short ones."""
 STAGES = 32
 """Most environments of a run, the last one included."""
 NUMBERS = dict.fromkeys(("steps", "environment", "actor_id", "version"), int)

@@ -74,7 +74,7 @@ def test_a_run_like_another(copied: Callable[..., Path], tmp_path: Path, cli: Co
 
     # Another person's environment needs a permission, unless it is named.
     foreign = copied("foreign", env="gym:my_module:MyEnv")
-    cli.refuse("launch", "--like", foreign, words="permit it with --allow 'gym:my_module:MyEnv'")
+    cli.refuse("launch", "--like", foreign, words="permit it with --allow gym:my_module:MyEnv")
 
 
 def test_a_run_from_another(copied: Callable[..., Path], tmp_path: Path, cli: Commands) -> None:
