@@ -125,9 +125,9 @@ class RunConfig(Checked):
     task than that of the training; none: that of the training, and in DeepMind Lab its test levels."""
     stages: tuple[str, ...] = ()
     """Environments to learn before --env, in this order, each with the condition that ends it, as in 'rooms:small until
-    correct 0.9': correct SHARE (of choices), return SCORE or COUNTER MEAN (a counter of the environment), over the last
-    200 episodes, or frames NUMBER; several are joined by "or". All need the observations, actions and frames a step of
-    --env. --stages alone: none."""
+    correct 0.9': over the last 200 episodes correct SHARE (of choices), return SCORE or COUNTER MEAN (of the
+    environment), or frames NUMBER; several are joined by "or". All need the observations, actions and frames a step
+    that --env has. --stages alone: none."""
     from_run: str | None = None
     """Start with the weights of the last readable checkpoint of this run, whose network the new run has; everything
     else starts anew: the optimizer, all other options, --env too, which are those of the preset, and values if a run

@@ -102,9 +102,10 @@ def test_an_unusable_url(url: str, words: list[str], copied: Copied, no_pauses: 
 
     # The folder of a run that was killed.
     run.mkdir()
-    (run / "config.json").write_text("{}")
+    begun = '{"seed": 0}'
+    (run / "config.json").write_text(begun)
     cli.refuse(*arguments, words=words)
-    assert (run / "config.json").read_text() == "{}"
+    assert (run / "config.json").read_text() == begun
 
 
 def test_a_url_that_cannot_be_resumed(copied: Copied, cli: Commands) -> None:

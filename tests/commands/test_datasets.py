@@ -109,7 +109,7 @@ def test_instructions_are_beside_what_is_seen(tmp_path: Path, cli: Commands) -> 
     # Instructions, which change within the episode.
     words = episode.observations["instruction"]
     np.testing.assert_array_equal(words, played.words)
-    assert found.observation_space["instruction"] == spaces.Box(0, 1000, words.shape[1:], np.int64)
+    assert found.observation_space["instruction"] == spaces.Box(0, 1024, words.shape[1:], np.int64)
     assert len(words) == len(played.rewards) + 1
     assert (words[1:] != words[:-1]).any()
 
