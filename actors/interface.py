@@ -34,7 +34,7 @@ class Interface(NamedTuple):
     def __str__(self) -> str:
         seen = f"observations {describe_shape(self.observation_shape)}"
         if self.vocabulary:
-            seen += f", instructions of {self.vocabulary} words"
+            seen += f", instructions of ids below {self.vocabulary}"
         return f"{seen}, {describe_actions(self.actions)} and {self.action_repeat} frames a step"
 
 

@@ -30,7 +30,7 @@ CACHED = 1 << 18
 
 
 def scale(images: Tensor, dtype: torch.dtype, zero: float = MIDDLE) -> Tensor:
-    """uint8 images [N, height, width, channels] to [N, channels, height, width] in [-2, 2]; `zero` becomes 0.
+    """uint8 images [N, height, width, channels] to [N, channels, height, width], 0 at `zero`: by default in [-2, 2].
 
     The dtype is bfloat16 under autocast. The arithmetic is in float32: in bfloat16 it is slower on a CPU.
     """

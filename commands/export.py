@@ -76,10 +76,10 @@ def _action_columns(trained: TrainedAgent) -> list[dict[str, Any]]:
     if not isinstance(space, ActionVector):
         return [{"name": "action", "size": len(names), "values": list(names)}]
     found: list[dict[str, Any]] = []
-    firsts = [part.first for part in space.parts if isinstance(part, ChoiceColumn)]
+    firsts = iter([part.first for part in space.parts if isinstance(part, ChoiceColumn)])
     for column in columns_of(space.parts, names):
         if column.size:
-            found.append({"name": column.name, "size": column.size, "first": firsts.pop(0)})
+            found.append({"name": column.name, "size": column.size, "first": next(firsts)})
         else:
             bounds = [column.low, column.high] if column.is_bounded else None
             found.append({"name": column.name, "bounds": bounds})

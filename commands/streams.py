@@ -1,7 +1,7 @@
 """Standard output and standard error of a command, which may be closed, or on a disk that is full.
 
-What is printed is then lost, and nothing else: a training goes on without its log. A pipe whose reader has ended is
-left to the command.
+What is printed is then lost, and nothing else: a training continues, only its log is missing. A pipe whose reader has
+ended is left to the command.
 """
 
 import io
@@ -13,7 +13,7 @@ from typing import Any
 
 
 class _Stream:
-    """A stream of text that goes on when it cannot be written to.
+    """A stream of text whose writes raise no error when the disk behind it is full.
 
     error: the first error of a write.
     """

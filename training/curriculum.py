@@ -17,8 +17,6 @@ from training.stages import MEASURES, Stage, read_stage
 
 EPISODES = 200
 """Episodes of each task over which scores are means. A score ends no stage before there are as many."""
-EPISODES_OF_EACH = 1
-"""Episodes of each environment, on average, before a score ends a stage: the first to end are the short ones."""
 STAGES = 32
 """Most environments of a run, the last one included."""
 NUMBERS = dict.fromkeys(("steps", "environment", "actor_id", "version"), int)
@@ -115,10 +113,13 @@ class Curriculum:
 
     @property
     def _needed(self) -> int:
-        """Episodes of each task before its scores may end the stage."""
+        """Episodes of each task before its scores may end the stage.
+
+        At least as many as there are environments: the first episodes to end are the short ones.
+        """
         actors = self.config.actors
         environments = actors.num_actors * actors.envs_per_actor / len(self.recent)
-        return max(EPISODES, math.ceil(EPISODES_OF_EACH * environments))
+        return max(EPISODES, math.ceil(environments))
 
     def generation(self, launches: int) -> int:
         """What separates the episodes of stages and resumptions; see `factories.make_actor`.

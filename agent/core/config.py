@@ -240,7 +240,7 @@ class LSTMConfig(Checked):
     num_layers: Layers = 1
     """Layers."""
     keep_bias: Annotated[float, Range(-100, 100)] = 1.0
-    """First bias of the gate that keeps the state: sigmoid(1) = 73 % of it a step, as in IMPALA's code. With more it
+    """First bias of the gate that keeps the state: sigmoid(1) = 73 % of it a step, as IMPALA's LSTM. With more it
     begins with a longer memory."""
 
 

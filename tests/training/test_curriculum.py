@@ -35,7 +35,6 @@ STAGED = dataclasses.replace(
 def few(monkeypatch: pytest.MonkeyPatch) -> None:
     """Four episodes are enough to decide whether a stage has ended."""
     monkeypatch.setattr(curriculum, "EPISODES", 4)
-    monkeypatch.setattr(curriculum, "EPISODES_OF_EACH", 0)
 
 
 @pytest.mark.parametrize(
