@@ -33,8 +33,8 @@ def test_the_interface_is_that_of_the_spaces() -> None:
     read = read_interface(batch(lambda: adapt(Silent(seen, actions)), 2))
     parts = (Choice(2), Choice(5), Numbers((True, False, True)))
     assert read == Interface(((4, 6, 3), (2,)), parts, action_repeat=1, vocabulary=1025)
-    expected = "observations [4, 6, 3] and [2], instructions of ids below 1025, actions of choices of 2, 5 and 3 numbers"
-    assert str(read) == f"{expected} and 1 frames a step"
+    observed = "observations [4, 6, 3] and [2], instructions of ids below 1025"
+    assert str(read) == f"{observed}, actions of choices of 2, 5 and 3 numbers and 1 frames a step"
 
 
 def test_one_discrete_action_is_a_number_of_actions() -> None:
