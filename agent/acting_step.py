@@ -63,8 +63,10 @@ class ActingStep(nn.Module):
         if agent.instruction is not None:
             agent.instruction.shares = False
             self.observation_names.append(INSTRUCTION)
-        self.segment_size = getattr(agent.core.config, "segment_size", 0)
         self.template = agent.initial_state(1)
+        self.segment_size = 0
+        if hasattr(self.template, SEGMENT):
+            self.segment_size = getattr(agent.config.core, "segment_size", 0)
         self.state_tensors = self._state_tensors()
 
     def _state_tensors(self) -> list[StateTensor]:

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Literal
 
-from agent.core.config import CompressiveTransformerConfig, CoreConfig
+from agent.core.config import AgentCoreConfig, CompressiveTransformerConfig
 from agent.core.fields import AtLeast0, Checked, Size
 
 
@@ -16,7 +16,7 @@ class AgentConfig(Checked):
     above. Vectors always use two linear layers."""
     torso_size: Size = 256
     """Features of the torso."""
-    core: CoreConfig = field(default_factory=CompressiveTransformerConfig)
+    core: AgentCoreConfig = field(default_factory=CompressiveTransformerConfig)
     """The recurrent core."""
     skip: bool = False
     """Add the core's inputs to its features, so that the heads see the observation whatever the core does with it."""

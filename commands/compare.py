@@ -26,10 +26,11 @@ from storage.errors import UserError, user_errors
 from storage.run import Run
 from training import grid, sweep
 from training.console import Busy, LiveLine, duration, plural, program, say, say_all
+from training.factories import import_core
 from training.signals import stop_on_signals
 from training.suites import SUITES
 from training.sweep_progress import is_finished
-from training.trust import checkpoint_place, permissions
+from training.trust import checkpoint_place, code_of, permissions, require_core
 
 logger = logging.getLogger(__name__)
 
@@ -62,7 +63,7 @@ def compare(options: CompareOptions, words: Sequence[str], command: str) -> None
     missing = {}
     for name, config in trials.items():
         try:
-            finished.append(read_run(folder / name, _environments(config)))
+            finished.append(read_run(folder / name, _code(config)))
         except UserError as error:
             missing[name] = sweep.failure(Run(folder / name)) or failed.get(name) or str(error)
             say(console, f"missing {name}: {missing[name]}", "red")
@@ -73,9 +74,9 @@ def compare(options: CompareOptions, words: Sequence[str], command: str) -> None
         sys.exit(1)
 
 
-def _environments(config: Any) -> str:
-    """All environments that a trial names, joined by commas: its runs may name these. Empty for sequence models."""
-    return ",".join(getattr(config, "named_environments", ()))
+def _code(config: Any) -> str:
+    """All code that a trial names, joined by commas: its run may name it. Empty for sequence models."""
+    return ",".join(code_of(config))
 
 
 def _require_no_report(folder: Path) -> None:
@@ -138,6 +139,7 @@ def _resume(options: CompareOptions) -> tuple[Path, dict[str, Any], str]:
             checkpoint_place(config, Run(folder / name), options.allow)
             for env in getattr(config, "named_environments", ()):
                 require_consent(env, options.allow)
+            require_core(config, options.allow)
     return folder, trials, command
 
 
@@ -190,6 +192,9 @@ def _make_trials(options: CompareOptions, words: Sequence[str]) -> dict[str, Any
         )
 
     trials = grid.make_suite(SUITES[options.suite], make, words) if options.suite else make(words)
+    with user_errors():
+        for config in trials.values():
+            import_core(config)
     if options.state_bytes is not None:
         trials = grid.match_states(trials, options.state_bytes)
     return trials
@@ -336,7 +341,7 @@ def _scoreboard(folder: Path, trials: dict[str, Any], command: str, console: Con
     runs = []
     for name, config in trials.items():
         with suppress(UserError):  # not begun, or no episode has ended
-            runs.append(read_run(folder / name, _environments(config), live=True))
+            runs.append(read_run(folder / name, _code(config), live=True))
     if not runs:
         return
     board = scoreboard.scoreboard(runs)

@@ -64,7 +64,8 @@ def _folder(options: LaunchOptions) -> Path | str:
     """The folder of the run: that of the run to resume, or a new one, named after date, time and core by default."""
     if not options.new_folder:
         return str(options.resume)
-    name = f"{time.strftime('%Y%m%d-%H%M%S')}-{core_name(options.config)}"
+    core = core_name(options.config).replace(":", "-")
+    name = f"{time.strftime('%Y%m%d-%H%M%S')}-{core}"
     return options.run or Path("runs") / name
 
 

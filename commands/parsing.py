@@ -24,7 +24,7 @@ from storage.run import Run
 from training.config import RunConfig, core_name
 from training.plain import differences, read_config, read_url, to_plain
 from training.presets import preset_of
-from training.trust import checkpoint_place
+from training.trust import checkpoint_place, require_core
 
 HELP = ("-h", "--help", "help")
 _types = tyro.constructors.ConstructorRegistry()
@@ -114,6 +114,8 @@ def parse_train(kind: str, words: Sequence[str]) -> Any:
         found = _with_actors_for_tasks(found, words)
     if defaults.run and found.core != defaults.core:
         raise UserError(f"core: expected {defaults.core} as in {defaults.run}, got {found.core}")
+    if core_name(found) != found.core:
+        raise UserError(f"core: expected one name of it, got --core {found.core} and {core_name(found)}")
     if found.resume:
         _require_fixed(defaults.config, found)
     return found
@@ -265,10 +267,13 @@ ON_RAY = {
 
 
 def parse_launch(words: Sequence[str]) -> LaunchOptions:
-    """The options of `launch`; see `parse_train`. The code of an environment that a run names must be allowed."""
+    """The options of `launch`; see `parse_train`. The code that a run names must be allowed."""
     options: LaunchOptions = parse_train("launch", words)
     if options.in_process:
         _require_no_cluster(options, words)
+    if not _is_given("core", words):
+        with user_errors():
+            require_core(options, options.allow)
     if other := options.resume or options.like:
         _require_allowed(options, other, words)
     return options

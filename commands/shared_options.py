@@ -63,8 +63,9 @@ class AllowOptions(Checked):
     """What a run of another person may name."""
 
     allow: Allow = None
-    """If a run names them: run the code of this environment, such as dm:my_module:Env, or use this URL of its
-    checkpoints; several are joined by commas. Environments that come with this program or are installed need none."""
+    """If a run names them: run the code of this environment, such as dm:my_module:Env, or core, such as
+    core:my_module:MyCore, or use this URL of its checkpoints; several are joined by commas. Environments and cores that
+    come with this program, and environments that are installed, need none."""
 
 
 @dataclass(frozen=True, kw_only=True)

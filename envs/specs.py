@@ -182,8 +182,9 @@ def require_consent(spec: str, *allowed: str | None) -> None:
     for text in allowed:
         if not text:
             continue
-        # URLs may be allowed as well, but not here.
-        permitted = ",".join(part for part in split_at_commas(text) if "://" not in part)
+        # URLs and cores may be allowed as well, but not here.
+        envs = [part for part in split_at_commas(text) if "://" not in part and not part.startswith("core:")]
+        permitted = ",".join(envs)
         if permitted:
             names.update(_without_fields(task) for task in tasks(permitted))
     for name, task in foreign.items():

@@ -30,8 +30,10 @@ from storage.errors import UserError
 from storage.files import is_finite, read_json, require_schema
 from storage.metrics import sample_metrics
 from storage.run import RUN_COMMANDS, Run
+from training.factories import import_core
 from training.grid import label
 from training.plain import by_full_name, read_config
+from training.trust import require_core
 
 
 class Scale(NamedTuple):
@@ -211,7 +213,7 @@ def read_run(path: Path, allow: str | None = None, live: bool = False) -> Finish
 
     Args:
         path: its folder.
-        allow: environments whose code the run may name; see `envs.require_consent`.
+        allow: code that the run may name; see `training.trust`.
         live: take a run that is not finished by the last scores of its curves, or without any if these are of another
             environment than its evaluation.
 
@@ -226,7 +228,7 @@ def read_run(path: Path, allow: str | None = None, live: bool = False) -> Finish
         data, digest = _read_data(run, kind_name, config, allow)
         with suppress(FileNotFoundError):  # nothing was measured yet
             rows = sample_metrics(path)
-    except (ValueError, OSError) as error:
+    except (ValueError, OSError, ImportError) as error:
         raise UserError(str(error)) from error
 
     kind = KIND[kind_name]
@@ -258,6 +260,8 @@ def _read_data(run: Run, kind: str, config: Any, allow: str | None) -> tuple[str
         data = config.eval_env or config.env
         for env in {config.env, data}:
             require_consent(env, allow)
+        require_core(config, allow)
+        import_core(config)
         return data, ""
     if kind in ("speech", "images"):
         plain = read_json(run.corpus_file)

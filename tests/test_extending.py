@@ -1,4 +1,4 @@
-"""The core of your own in docs/extending.md works as a reader would type it, in a copy of the project."""
+"""The cores of docs/extending.md work as a reader would type it, in a copy of the project."""
 
 import re
 import shlex
@@ -41,7 +41,7 @@ def type_in(copy: Path, block: str) -> None:
 
 @pytest.fixture(scope="module")
 def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The project with the core of the page."""
+    """The project with the cores of the page."""
     copy = tmp_path_factory.mktemp("extended")
     for name in NEEDED:
         (copy / name).parent.mkdir(exist_ok=True)
@@ -72,4 +72,16 @@ def test_commands_of_the_page_work(copy: Path, command: str) -> None:
 
 
 def test_there_are_commands_to_test_and_to_train() -> None:
-    assert [command.split()[0] for command in COMMANDS] == ["compressive", ".venv/bin/python"]
+    assert [command.split()[0] for command in COMMANDS] == ["compressive", "compressive", ".venv/bin/python"]
+
+
+def test_the_page_quotes_what_a_broken_core_is_told(copy: Path) -> None:
+    module = copy / "my_cores.py"
+    code = module.read_text()
+    (forgetting,) = [line for line in code.splitlines(keepends=True) if "masked_fill" in line]
+    (copy / "broken_cores.py").write_text(code.replace(forgetting, ""))
+    words = ["-m", "commands", "launch", "--local", "--core=broken_cores:MovingAverage", "--env=diagnostic:recall"]
+    result = subprocess.run([sys.executable, *words], cwd=copy, capture_output=True, text=True)
+    assert result.returncode == 2
+    (quoted,) = re.findall(r"`(core MovingAverage: .*)`", SECTION)
+    assert quoted in result.stderr

@@ -15,7 +15,7 @@ from typing import Any, ClassVar, Literal, Protocol, Self, TypeVar
 from actors import ActorsConfig
 from actors.config import pairs
 from agent import AgentConfig
-from agent.core import CORES, CoreConfig
+from agent.core import CORES, AgentCoreConfig, CustomCoreConfig
 from agent.core.fields import AtLeast0, Checked, Count, Positive, Several
 from learner.config import LearnerConfig, ReplayConfig, require_any_device
 from storage.files import is_url, require_no_secret
@@ -279,7 +279,7 @@ class RunConfig(Checked):
         return self.unrolls_per_update * self.actors.envs_per_actor
 
     @property
-    def core_config(self) -> CoreConfig:
+    def core_config(self) -> AgentCoreConfig:
         """The configuration of the core."""
         return self.agent.core
 
@@ -330,7 +330,10 @@ def find_preset(
 
 
 def core_name(config: Configuration) -> str:
-    """The name of a configuration's core in its table."""
+    """The name of a configuration's core in its table; of a custom core MODULE:CLASS."""
+    core = config.core_config
+    if isinstance(core, CustomCoreConfig):
+        return core.name
     # By the class itself: some of them inherit from others.
-    own = type(config.core_config)
+    own = type(core)
     return next(name for name, kind in config.cores.items() if kind is own)

@@ -36,7 +36,7 @@ from training.config import RunConfig
 from training.console import quantity
 from training.factories import interface, make_agent, require_interface
 from training.plain import read_config
-from training.trust import checkpoint_place
+from training.trust import checkpoint_place, require_core
 
 EVALUATION_SEED = 2
 """Branch of the run's seed sequence from which evaluation draws; training draws from branch 1."""
@@ -68,19 +68,20 @@ def load_trained_agent(
     """The agent of a run's last readable checkpoint, on the CPU.
 
     Args:
-        allow: environments whose code the run may name, and the URL of its checkpoints; see `envs.require_consent`.
+        allow: code that the run may name, and the URL of its checkpoints; see `training.trust`.
         env: where to play, which may run its own code; by default the environment on which the run is tested. It gets
             the view of the training, see `envs.with_view`.
 
     Raises:
         FileNotFoundError, ValueError, ImportError, StorageError: if the folder is not a run, has no readable
-            checkpoint, or does not fit the environment; or if the run's environment needs a permission.
+            checkpoint, or does not fit the environment; or if the run's environment or core needs a permission.
     """
     # Another person's run runs no code and reads no URL without permission.
     config: RunConfig = read_config(run)
     for named in (config.env, config.eval_env):
         if named:
             require_consent(named, allow, env)
+    require_core(config, allow)
     place = checkpoint_place(config, run, allow)
     config = dataclasses.replace(config, actors=limits(config.actors))
     limit_calls(config.actors.step_seconds)

@@ -11,17 +11,18 @@ import torch
 from actors import Actor, LocalPool, Pool
 from actors.interface import Interface, read_interface
 from agent import Agent
-from agent.core import state_bytes
+from agent.core import CustomCoreConfig, state_bytes
 from agent.encoders import part_shapes
 from agent.memory_check import build_network
 from agent.precision import resolve_precision
 from agent.teaching import TaughtAgent
 from envs import limit_calls, make_vector, tasks, untaught
 from envs.guard import close
+from envs.gym import import_named
 from learner.learner import Learner, resolve_device
 from learner.replay import Replay
 from training import resident
-from training.config import RunConfig
+from training.config import Configuration, RunConfig
 
 if TYPE_CHECKING:
     from learner.group import MakeReplica
@@ -75,8 +76,16 @@ def require_interface(env: str, like: str) -> None:
         raise ValueError(f"env: expected {expected} as in {like}, got {actual} in {env}")
 
 
+def import_core(config: Configuration) -> None:
+    """Imports the module of a custom core, from where modules of environments are found; raises an ImportError."""
+    core = config.core_config
+    if isinstance(core, CustomCoreConfig):
+        import_named(core.module, f"core {core.name}")
+
+
 def make_agent(config: RunConfig) -> Agent:
     """The run's network with new weights, drawn from torch's global generator."""
+    import_core(config)
     names = tasks(config.env)
     has_teacher = config.learner.teacher_cost > 0
     if not has_teacher and untaught(config.env) != config.env:

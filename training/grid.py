@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, cast
 
-from agent.core import CoreConfig
+from agent.core import AgentCoreConfig, CustomCoreConfig, is_custom
 from agent.core.matching import with_state_of
 from storage.errors import UserError
 from training.config import Config, Configuration, core_name
@@ -68,7 +68,8 @@ def make_trials(
         kind: class of the configurations, such as `RunConfig`.
         parse: the configuration of the words of a command line.
         preset: where all other values come from; None for that which `parse` chooses.
-        cores: names in `kind.cores`; the compressive core is added if there are rates, and the default is that alone.
+        cores: names in `kind.cores`, or for agents MODULE:CLASS of a custom one; the compressive core is added if there
+            are rates, and the default is that alone.
         rates: compression rates of the compressive core; none for the preset's.
         vary: other fields with their values; a field that only some cores have is varied for those alone.
         options: other words of the command that trains; those of one core hold for that alone.
@@ -149,7 +150,7 @@ def match_states(trials: Mapping[str, Config], num_bytes: int) -> dict[str, Conf
     matched = {}
     for name, config in trials.items():
         try:
-            core = with_state_of(cast(CoreConfig, config.core_config), num_bytes)
+            core = with_state_of(cast(AgentCoreConfig, config.core_config), num_bytes)
             matched[name] = _replaced(config, config.core_field, core)
         except ValueError as error:
             raise UserError(f"{name}: {error}") from error
@@ -198,7 +199,7 @@ def _require_grid(
     for name, values in vary:
         given = " ".join((name, *values))
         is_ours = name in ("preset", "seed", "core")
-        is_known = any(_has(kind, core, name) for core in kind.cores)
+        is_known = any(_has(kind, core, name) for core in (*kind.cores, *cores))
         if not values or not is_known or is_ours:
             expected = "a field of the configuration other than preset, core and seed, and its values, as in "
             example = f"{kind.core_field}.compression mean max"
@@ -238,13 +239,16 @@ def _has(kind: type[Configuration], core: str, name: str) -> bool:
     """Whether a field has a meaning for a core; fields outside of the core's configuration always have."""
     own = name.removeprefix(f"{kind.core_field}.")
     is_of_a_core = own != name
-    if not is_of_a_core or core not in kind.cores:
+    classes = kind.cores
+    if is_custom(core):
+        classes = {core: CustomCoreConfig}
+    if not is_of_a_core or core not in classes:
         return True
 
     # Configurations of Transformer-XL inherit fields about compression, which it has not.
     if own.startswith("compress") and core != "compressive":
         return False
-    fields = dataclasses.fields(kind.cores[core])  # type: ignore[arg-type]
+    fields = dataclasses.fields(classes[core])  # type: ignore[arg-type]
     return any(field.name == own for field in fields)
 
 

@@ -8,6 +8,7 @@ import typing
 from collections.abc import Iterator, Mapping
 from typing import Any, overload
 
+from agent.core import CustomCoreConfig, is_custom
 from storage.files import Json, abbreviate
 from storage.run import RUN_COMMANDS, Run
 from training.config import Config, Configuration, RunConfig
@@ -87,9 +88,15 @@ def _build(kind: Any, plain: object, where: str, cores: Mapping[str, type]) -> A
     plain = {name: value for name, value in plain.items() if name != "kind"}
     if is_core:
         name = plain.pop("name", None)
-        if not isinstance(name, str) or name not in cores:
+        if not isinstance(name, str):
             raise ValueError(f"{where}: expected a core out of {', '.join(cores)}, got {abbreviate(name)}")
-        kind = cores[name]
+        if is_custom(name) and CustomCoreConfig in members:
+            kind = CustomCoreConfig
+            plain["name"] = name
+        elif name in cores:
+            kind = cores[name]
+        else:
+            raise ValueError(f"{where}: expected a core out of {', '.join(cores)}, got {abbreviate(name)}")
 
     # Its fields, which may be configurations, too; it checks their values itself.
     hints = typing.get_type_hints(kind)

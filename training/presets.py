@@ -1,12 +1,11 @@
 """Presets: functions from the name of a core to a complete configuration. Everything in them can be overridden."""
 
 import dataclasses
-import functools
 from collections.abc import Callable
 
 from actors import ActorsConfig
 from agent import AgentConfig
-from agent.core import CORES, CoreConfig, matched_cores
+from agent.core import CORES, CoreConfig, CustomCoreConfig, is_custom, matched_cores
 from learner.config import LearnerConfig, ReplayConfig
 from training.config import RunConfig, find_preset
 
@@ -315,5 +314,16 @@ def describe_preset(name: str) -> str:
     return name
 
 
-make_preset = functools.partial(find_preset, PRESETS, CORES)
-"""The configuration of an agent's run, given the names of a preset and a core."""
+def make_preset(preset: str, core: str) -> RunConfig:
+    """The configuration of an agent's run, given the names of a preset and a core.
+
+    A custom core has the features of the preset's other cores, and all of the preset that is not about its core.
+
+    Raises:
+        ValueError: if there is no such preset or core.
+    """
+    if not is_custom(core):
+        return find_preset(PRESETS, CORES, preset, core)
+    config = find_preset(PRESETS, CORES, preset, "compressive")
+    custom = CustomCoreConfig(core, config.agent.core.model_size)
+    return dataclasses.replace(config, agent=dataclasses.replace(config.agent, core=custom))

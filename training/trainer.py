@@ -18,7 +18,7 @@ import torch
 
 from actors import ClusterError
 from actors.config import pairs
-from agent.core import concatenate_states, index_state
+from agent.core import CustomCoreConfig, check_core, concatenate_states, index_state
 from envs import limit_calls, prepare, untaught
 from learner.diagnostics import attention_mass
 from learner.errors import BatchLost, NotFinite
@@ -104,6 +104,9 @@ class Trainer(Training):
         self.local = local
         self.action_repeat = self.curriculum.action_repeat
         self.agent = make_agent(config)
+        core = config.agent.core
+        if isinstance(core, CustomCoreConfig):
+            check_core(self.agent.core, core.model_size, core.segment_size)
         super().__init__(config, run, make_learner(config, self.agent), on_ray=not local)
         self.replay = make_replay(config, self.learner, local)
         self._feed: Feed | None = None

@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 from .config import (
     CORES,
+    AgentCoreConfig,
     CompressiveTransformerConfig,
     CoreConfig,
+    CustomCoreConfig,
     DeltaNetConfig,
     GatedTransformerXLConfig,
     GRUConfig,
@@ -22,10 +24,12 @@ from .config import (
     RoutingTransformerConfig,
     TransformerXLConfig,
     WaveNetConfig,
+    is_custom,
     matched_cores,
 )
 
 if TYPE_CHECKING:
+    from .checking import check_core
     from .compressive_transformer import CompressiveState, CompressiveTransformer
     from .contract import Core, CoreOutput, Mean
     from .cores import make_core
@@ -46,6 +50,7 @@ if TYPE_CHECKING:
     from .transformer import Transformer
 
 _MODULES = {
+    "checking": ("check_core",),
     "compressive_transformer": ("CompressiveState", "CompressiveTransformer"),
     "contract": ("Core", "CoreOutput", "Mean"),
     "cores": ("make_core",),

@@ -1,5 +1,8 @@
 """Configurations of the cores. Nothing here imports torch, so that a command line can be read quickly."""
 
+import ast
+import re
+from contextlib import suppress
 from dataclasses import KW_ONLY, dataclass
 from typing import Annotated, Any, Literal, NamedTuple
 
@@ -364,6 +367,65 @@ CORES: dict[str, type[CoreConfig]] = {
     "memoryless": MemorylessConfig,
 }
 """The cores of agents and sequence models by name, as the type of their configuration; `cores.py` has the classes."""
+
+
+@dataclass(frozen=True)
+class CustomCoreConfig(Checked):
+    """A core that is not in this package: a class of the user's, made as `Class(model_size=SIZE, NAME=VALUE, ...)`."""
+
+    name: str
+    """Where the class is, MODULE:CLASS."""
+    model_size: Size = 256
+    """Features of inputs and outputs (D)."""
+    arguments: tuple[str, ...] = ()
+    """Other arguments of the class, NAME=VALUE each; values are written as in Python, and all else is text."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not re.fullmatch(r"[^\W\d][\w.]*:[^\W\d]\w*", self.name):
+            raise ValueError(f"name: expected MODULE:CLASS, got {self.name!r}")
+        names = ["model_size"]
+        for argument in self.arguments:
+            name, equals, _ = argument.partition("=")
+            if not equals or not name.isidentifier():
+                raise ValueError(f"arguments: expected NAME=VALUE, got {argument!r}")
+            if name in names:
+                raise ValueError(f"arguments: expected each name once, and no model_size, got {argument!r}")
+            names.append(name)
+        if type(self.segment_size) is not int or self.segment_size < 1:
+            raise ValueError(f"arguments: expected a segment_size of 1 or more steps, got {self.segment_size!r}")
+
+    @property
+    def module(self) -> str:
+        """The module of the class."""
+        module, _, _ = self.name.partition(":")
+        return module
+
+    @property
+    def keywords(self) -> dict[str, Any]:
+        """What the class is called with."""
+        found: dict[str, Any] = {"model_size": self.model_size}
+        for argument in self.arguments:
+            name, _, text = argument.partition("=")
+            found[name] = text
+            # The last two errors are those of very deep nesting.
+            with suppress(ValueError, SyntaxError, TypeError, RecursionError, MemoryError):
+                found[name] = ast.literal_eval(text)
+        return found
+
+    @property
+    def segment_size(self) -> int:
+        """Steps of a segment, of which unrolls have a multiple: the argument of this name, 1 if there is none."""
+        return self.keywords.get("segment_size", 1)
+
+
+AgentCoreConfig = CoreConfig | CustomCoreConfig
+"""The configuration of any core of an agent."""
+
+
+def is_custom(core: str) -> bool:
+    """Whether the name of a core is that of a class outside of this package, MODULE:CLASS."""
+    return ":" in core
 
 
 def matched_cores(

@@ -1,11 +1,14 @@
-"""The class of each core, by the type of its configuration. docs/extending.md lists what a new core needs."""
+"""The class of each core, by the type of its configuration. docs/extending.md says how to add a core."""
 
+import importlib
+import inspect
 from typing import Any
 
 from .compressive_transformer import CompressiveTransformer
 from .config import (
     CORES,
     CompressiveTransformerConfig,
+    CustomCoreConfig,
     DeltaNetConfig,
     GatedTransformerXLConfig,
     GRUConfig,
@@ -42,8 +45,27 @@ def make_core(config: Any) -> Core:
     """Builds the core of a configuration.
 
     Raises:
-        ValueError: if the configuration belongs to no core.
+        ValueError: if the configuration belongs to no core, or a custom one has no such class or arguments.
+        ImportError: if there is no module of a custom core.
     """
+    if isinstance(config, CustomCoreConfig):
+        return _make_custom(config)
     if type(config) not in CORE_CLASSES:
         raise ValueError(f"core: expected a config of {', '.join(CORES)}, got {type(config).__name__}")
     return CORE_CLASSES[type(config)](config)
+
+
+def _make_custom(config: CustomCoreConfig) -> Core:
+    """An instance of the class that a configuration names. Its module runs as Python code."""
+    _, _, name = config.name.partition(":")
+    module = importlib.import_module(config.module)
+    kind = getattr(module, name, None)
+    if not isinstance(kind, type) or not issubclass(kind, Core):
+        got = "nothing of this name" if kind is None else repr(kind)
+        raise ValueError(f"core {config.name}: expected a subclass of agent.core.Core, got {got}")
+    try:
+        inspect.signature(kind).bind(**config.keywords)
+    except TypeError as error:
+        given = ", ".join(config.keywords)
+        raise ValueError(f"core {config.name}: expected arguments of the class, got {given}: {error}") from None
+    return kind(**config.keywords)

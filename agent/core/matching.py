@@ -12,8 +12,9 @@ from typing import Any
 import torch
 
 from .config import (
+    AgentCoreConfig,
     CompressiveTransformerConfig,
-    CoreConfig,
+    CustomCoreConfig,
     DeltaNetConfig,
     MemorylessConfig,
     RoutingTransformerConfig,
@@ -26,37 +27,37 @@ MOST_UNITS = 2**20
 
 
 @functools.cache
-def with_state_of(config: CoreConfig, num_bytes: int) -> CoreConfig:
+def with_state_of(config: AgentCoreConfig, num_bytes: int) -> AgentCoreConfig:
     """The core with the most slots or features whose state has at most `num_bytes` bytes a row, in float32.
 
     Slots keep their proportion of memory and compressed memory, or of memory and the window of a cluster. What has no
     memory stays as it is.
 
     Raises:
-        ValueError: if the smallest state has more bytes, layers differ in size, or a state does not grow with the
-            features.
+        ValueError: if the smallest state has more bytes, layers differ in size, a state does not grow with the
+            features, or a custom core cannot be made without memory.
     """
     if isinstance(config, MemorylessConfig):
         return config
     resize = _resizing(config)
-    least = bytes_of_state(resize(1))
+    least = _bytes_without_memory(resize(1))
     if least > num_bytes:
         raise ValueError(f"state_bytes: expected at least {least:,} for this core, got {num_bytes:,}")
-    if bytes_of_state(resize(MOST_UNITS)) == least:
+    if _bytes_without_memory(resize(MOST_UNITS)) == least:
         expected = "expected a state that grows with model_size (see agent/core/matching.py)"
         raise ValueError(f"state_bytes: {expected}, got {least:,} bytes with any in {type(config).__name__}")
 
     # The largest size that fits is found by bisection. First a size that is too large, or larger than is allowed.
     fits = 1
     too_large = 2
-    while too_large <= MOST_UNITS and bytes_of_state(resize(too_large)) <= num_bytes:
+    while too_large <= MOST_UNITS and _bytes_without_memory(resize(too_large)) <= num_bytes:
         fits = too_large
         too_large = 2 * too_large
 
     # The largest one that fits is at least `fits` and below `too_large`.
     while too_large - fits > 1:
         middle = (fits + too_large) // 2
-        if bytes_of_state(resize(middle)) <= num_bytes:
+        if _bytes_without_memory(resize(middle)) <= num_bytes:
             fits = middle
         else:
             too_large = middle
@@ -64,12 +65,25 @@ def with_state_of(config: CoreConfig, num_bytes: int) -> CoreConfig:
 
 
 def bytes_of_state(config: Any) -> int:
-    """Bytes of the state of one row. No memory is allocated for the core."""
-    with torch.device("meta"):
+    """Bytes of the state of one row. No memory is allocated for a core of this package."""
+    if not isinstance(config, CustomCoreConfig):
+        return _bytes_without_memory(config)
+    # It may read its tensors where it is made, which the meta device cannot.
+    with torch.random.fork_rng([]):
         return state_bytes(make_core(config).initial_state(1))
 
 
-def _resizing(config: CoreConfig) -> Callable[[int], CoreConfig]:
+def _bytes_without_memory(config: Any) -> int:
+    """Bytes of the state of one row of a core on torch's meta device; a ValueError if it cannot be made there."""
+    try:
+        with torch.device("meta"):
+            return state_bytes(make_core(config).initial_state(1))
+    except (RuntimeError, NotImplementedError) as error:
+        expected = "expected a core that can be made on torch's meta device, which has shapes and no numbers"
+        raise ValueError(f"state_bytes: {expected}, got: {error}") from error
+
+
+def _resizing(config: AgentCoreConfig) -> Callable[[int], AgentCoreConfig]:
     """A function that returns the core with a number of units, which are slots of a transformer, else features."""
     if isinstance(config, CompressiveTransformerConfig):
         return functools.partial(_with_slots, config, "compressed_size")
@@ -81,7 +95,7 @@ def _resizing(config: CoreConfig) -> Callable[[int], CoreConfig]:
     return lambda units: dataclasses.replace(config, model_size=features_of_unit * units)
 
 
-def _with_slots(config: Any, older_field: str, slots: int) -> CoreConfig:
+def _with_slots(config: Any, older_field: str, slots: int) -> AgentCoreConfig:
     """A transformer that attends to so many slots beside its segment, in the proportion of `config`.
 
     `older_field` names the size of the slots that are older than memory.

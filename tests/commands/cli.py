@@ -60,6 +60,7 @@ PATIENCE = 300.0
 """Seconds to wait for what takes five on an idle machine."""
 RUN_SECONDS = 200
 """A command that runs in another process for longer than this hangs."""
+ROOT = Path(__file__).parents[2]
 
 
 def frames(updates: int) -> int:
@@ -96,6 +97,14 @@ def run(*arguments: object, **environment: str) -> subprocess.CompletedProcess[s
     """Runs a command in another process to its end."""
     environment = ENVIRONMENT | environment
     return subprocess.run(command(*arguments), capture_output=True, text=True, timeout=RUN_SECONDS, env=environment)
+
+
+def run_in(folder: Path, *arguments: object) -> None:
+    """A command as the installed program is run in a folder, where Python does not look for modules by itself."""
+    words = [sys.executable, "-P", "-m", "commands", *map(str, arguments)]
+    variables = {**ENVIRONMENT, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(words, cwd=folder, env=variables, capture_output=True, text=True, timeout=RUN_SECONDS)
+    assert done.returncode == 0, done.stderr
 
 
 def _default_signals() -> None:

@@ -4,8 +4,6 @@ import json
 import re
 import shlex
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
@@ -17,7 +15,7 @@ from envs import foreign_code, require_consent
 from storage import checkpoints
 from storage.errors import UserError
 from storage.run import Run
-from tests.commands.cli import ENVIRONMENT, SMALL, Commands, saved_steps
+from tests.commands.cli import SMALL, Commands, run_in, saved_steps
 from training import sweep
 from training.config import RunConfig
 from training.plain import read_config
@@ -33,22 +31,38 @@ ROOT = Path(__file__).parents[2]
 WALK = "dm:tests.envs.dm_tasks:Walk"
 
 
-@pytest.fixture(params=["dm:os:system,command=touch {}/executed", "dm:evil_module:Env", "gym:evil_module:Evil-v0"])
+@pytest.fixture(
+    params=[
+        "dm:os:system,command=touch {}/executed",
+        "dm:evil_module:Env",
+        "gym:evil_module:Evil-v0",
+        "core:evil_module:Core",
+    ]
+)
 def forged(
     request: pytest.FixtureRequest, copied: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> tuple[Path, str]:
-    """A finished run, also in a sweep's folder and at a URL, whose environment creates the file "executed"."""
+    """A finished run, also in a sweep's folder and at a URL, whose environment or core creates the file "executed".
+
+    Beside it what is said of the run.
+    """
     (tmp_path / "evil_module.py").write_text(EVIL)
     monkeypatch.syspath_prepend(tmp_path)
-    env = request.param.format(tmp_path)
+    kind, _, name = request.param.format(tmp_path).partition(":")
     folder = copied("run")
-    config = json.loads((folder / "config.json").read_text()) | {"env": env}
+    config = json.loads((folder / "config.json").read_text())
+    if kind == "core":
+        config["agent"]["core"] = {"name": name, "model_size": 16}
+        told = f"the run's core {name!r} can run any code"
+    else:
+        config["env"] = f"{kind}:{name}"
+        told = f"the run's environment {config['env']!r} can run any code"
     Run(folder).write_config(config)
     last = checkpoints.load_latest(folder)
     checkpoints.save((tmp_path / "url").as_uri(), last.step, last.parts, last.state | {"config": config}, 1)
     trials = dict.fromkeys(("a", "b"), read_config(Run(folder), RunConfig))
     sweep.begin(tmp_path / "sweep", trials, "compressive compare")
-    return folder, env
+    return folder, told
 
 
 COMMANDS = [
@@ -69,11 +83,10 @@ COMMANDS = [
 def test_the_code_of_a_foreign_run_does_not_run(
     command: str, forged: tuple[Path, str], tmp_path: Path, cli: Commands
 ) -> None:
-    folder, env = forged
+    folder, told = forged
     before = saved_steps(folder)
     words = {"RUN": folder, "NEW": tmp_path / "new", "SWEEP": tmp_path / "sweep", "URL": (tmp_path / "url").as_uri()}
     arguments = [words.get(word, word) for word in command.split()]
-    told = f"the run's environment {env!r} can run any code"
     if arguments[0] in ("report", "status"):  # these do not need to play
         assert (told in cli.run(*arguments)) == (arguments[0] == "report")
     else:
@@ -201,14 +214,6 @@ def make() -> gymnasium.Env:
     return Base()
 """
 BESIDE = "from tests.envs.odd import Odd as Base"
-
-
-def run_in(folder: Path, *arguments: object) -> None:
-    """A command as the installed program is run in a folder, where Python does not look for modules by itself."""
-    words = [sys.executable, "-P", "-m", "commands", *map(str, arguments)]
-    variables = {**ENVIRONMENT, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(words, cwd=folder, env=variables, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
 
 
 @pytest.fixture

@@ -1,0 +1,141 @@
+"""A quick check of the contract, for cores that are not in this repository. The tests of its own cores are stricter."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .contract import Core, CoreOutput
+from .state import State, leaves, map_state
+
+ROWS = 3
+TOLERANCE = 1e-3
+"""Largest difference between features that should be equal, as a share of the largest feature."""
+
+
+def check_core(core: Core, model_size: int, segment_size: int = 1) -> None:
+    """Plays a few random steps, and compares what the contract says is equal. It takes milliseconds.
+
+    Args:
+        core: on the CPU; neither its weights nor the random numbers of torch are changed.
+        model_size: features of its inputs and outputs.
+        segment_size: steps after which all rows may have to be at a new segment; see `TransformerConfig`.
+
+    Raises:
+        ValueError: names the first promise that the core breaks, with what was expected and what came.
+    """
+    was_training = core.training
+    core.eval()  # without dropout
+    try:
+        with torch.random.fork_rng([]):
+            _Check(core, model_size, segment_size).run()
+    finally:
+        core.train(was_training)
+
+
+class _Check:
+    """Random inputs [B, T, D], of which the second row has a reset in the middle, and what the core makes of them."""
+
+    def __init__(self, core: Core, model_size: int, segment_size: int) -> None:
+        torch.manual_seed(0)
+        self.core = core
+        self.steps = max(6, 2 * segment_size)
+        self.middle = self.steps // 2
+        self.inputs = torch.randn(ROWS, self.steps, model_size)
+        self.reset = torch.zeros(ROWS, self.steps, dtype=torch.bool)
+        self.reset[1, self.middle] = True
+
+    def run(self) -> None:
+        """Raises a ValueError for the first broken promise."""
+        begin = self._initial_state()
+        kept = map_state(torch.clone, begin)
+        output = self.core(self.inputs, self.reset, begin)
+        self._require_form(output, begin)
+        for before, after in zip(leaves(kept), leaves(begin), strict=True):
+            if not torch.equal(before, after):
+                raise self._broken("expected a call to leave its state as it was, and it was changed in place")
+
+        features = output.features
+        self._require_gradient(features)
+        with torch.no_grad():
+            stepped = self._step_by_step()
+            self._require_equal(stepped, features, "in one call as in calls of one step each")
+
+            # The last step reaches nothing before it.
+            changed = self._features_with(lambda inputs: inputs[:, -1].mul_(-3))
+            self._require_equal(changed[:, :-1], features[:, :-1], "at steps before an input that changes")
+
+            # The first row reaches no other.
+            changed = self._features_with(lambda inputs: inputs[0].mul_(-3))
+            self._require_equal(changed[1:], features[1:], "in rows beside one that changes")
+
+            # What was before a reset reaches nothing after it.
+            changed = self._features_with(lambda inputs: inputs[1, : self.middle].mul_(-3))
+            since = self.middle
+            where = "after a reset, when what was before it changes"
+            self._require_equal(changed[1, since:], features[1, since:], where)
+
+    def _initial_state(self) -> State:
+        state = self.core.initial_state(ROWS)
+        if not hasattr(state, "_fields"):
+            raise self._broken(f"initial_state: expected a NamedTuple of tensors, got {type(state).__name__}")
+        for leaf in leaves(state):
+            if leaf.ndim == 0 or len(leaf) != ROWS:
+                raise self._broken(f"initial_state: expected tensors of {ROWS} rows, got one of {list(leaf.shape)}")
+        return state
+
+    def _require_form(self, output: Any, begin: State) -> None:
+        """The types, shapes and dtypes of what a call returns."""
+        if not isinstance(output, CoreOutput):
+            raise self._broken(f"forward: expected a CoreOutput, got {type(output).__name__}")
+        features = output.features
+        if features.shape != self.inputs.shape or features.dtype != self.inputs.dtype:
+            expected = f"{self.inputs.dtype} {list(self.inputs.shape)}"
+            raise self._broken(f"features: expected {expected}, got {features.dtype} {list(features.shape)}")
+        if not features.isfinite().all():
+            raise self._broken("features: expected finite numbers, got others")
+        expected = self._form(begin)
+        if self._form(output.state) != expected:
+            got = self._form(output.state)
+            raise self._broken(f"state: expected the form of the initial state {expected}, got {got}")
+
+    def _form(self, state: State) -> str:
+        """The type of a state and those of its tensors, in words."""
+        tensors = [f"{leaf.dtype} {list(leaf.shape)}" for leaf in leaves(state)]
+        return f"{type(state).__name__} of {', '.join(tensors) or 'nothing'}"
+
+    def _require_gradient(self, features: Tensor) -> None:
+        """Features depend on weights, if there are any that learn."""
+        learns = any(parameter.requires_grad for parameter in self.core.parameters())
+        if learns and not features.requires_grad:
+            raise self._broken("features: expected a gradient of the core's parameters, got none")
+
+    def _step_by_step(self) -> Tensor:
+        """The features of calls of one step each, as an agent acts."""
+        state = self.core.with_cache(self.core.initial_state(ROWS))
+        found = []
+        for step in range(self.steps):
+            now = slice(step, step + 1)
+            output = self.core(self.inputs[:, now], self.reset[:, now], state)
+            found.append(output.features)
+            state = output.state
+        return torch.cat(found, dim=1)
+
+    def _features_with(self, change: Callable[[Tensor], object]) -> Tensor:
+        """The features of other inputs, in one call."""
+        inputs = self.inputs.clone()
+        change(inputs)
+        return self.core(inputs, self.reset, self.core.initial_state(ROWS)).features
+
+    def _require_equal(self, actual: Tensor, expected: Tensor, where: str) -> None:
+        """Raises a ValueError for features that differ and should not; `where` says in which case."""
+        largest = expected.abs().max().clamp(min=1e-6)
+        difference = float((actual - expected).abs().max() / largest)
+        if not difference <= TOLERANCE:
+            got = f"a difference of {difference:.2g} times the largest"
+            raise self._broken(f"expected the same features {where}, got {got}")
+
+    def _broken(self, what: str) -> ValueError:
+        name = type(self.core).__name__
+        return ValueError(f"core {name}: {what}; docs/core.md lists what a core promises")

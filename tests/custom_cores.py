@@ -1,0 +1,155 @@
+"""Cores that are in no list: one that keeps the contract, and for each promise one that breaks it."""
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from agent.core import CompressiveTransformer, CompressiveTransformerConfig, Core, CoreOutput
+
+
+class AverageState(NamedTuple):
+    """average: [B, model_size]."""
+
+    average: Tensor
+
+
+class Average(Core):
+    """A moving average of each feature."""
+
+    def __init__(self, model_size: int, keep: float = 0.9) -> None:
+        super().__init__()
+        self.keep = keep
+        self.projection = nn.Linear(model_size, model_size)
+
+    def initial_state(self, batch_size: int) -> AverageState:
+        return AverageState(self.projection.bias.new_zeros(batch_size, self.projection.out_features))
+
+    def forward(self, inputs: Tensor, reset: Tensor, state: Any, return_attention: bool = False) -> CoreOutput:
+        average = state.average
+        projected = self.projection(inputs)
+        features = []
+        for step in range(inputs.shape[1]):
+            average = average.masked_fill(reset[:, step, None], 0)
+            average = self.keep * average + (1 - self.keep) * projected[:, step]
+            features.append(average)
+        return CoreOutput(torch.stack(features, dim=1), AverageState(average), {})
+
+
+class Wide(CompressiveTransformer):
+    """A Compressive Transformer with sizes of its own, whose states are in segments."""
+
+    def __init__(self, model_size: int, segment_size: int = 4) -> None:
+        sizes = CompressiveTransformerConfig(
+            model_size, 1, 2, mlp_size=8, segment_size=segment_size, memory_size=4, compressed_size=4
+        )
+        super().__init__(sizes)
+
+
+class NoTuple(Average):
+    """Its state is a tensor."""
+
+    def initial_state(self, batch_size: int) -> Any:
+        return super().initial_state(batch_size).average
+
+
+class OtherRows(Average):
+    """Its state has the batch behind the features."""
+
+    def initial_state(self, batch_size: int) -> AverageState:
+        return AverageState(super().initial_state(batch_size).average.T)
+
+
+class NoOutput(Average):
+    """It returns a tuple."""
+
+    def forward(self, *arguments: Any) -> Any:
+        return tuple(super().forward(*arguments))
+
+
+class OtherSize(Average):
+    """Its features have another size."""
+
+    def forward(self, *arguments: Any) -> CoreOutput:
+        output = super().forward(*arguments)
+        return output._replace(features=output.features[..., 1:])
+
+
+class Infinite(Average):
+    """Its features are too large."""
+
+    def forward(self, *arguments: Any) -> CoreOutput:
+        output = super().forward(*arguments)
+        return output._replace(features=output.features / 0)
+
+
+class Growing(Average):
+    """Its state grows."""
+
+    def forward(self, inputs: Tensor, reset: Tensor, state: Any, return_attention: bool = False) -> CoreOutput:
+        output = super().forward(inputs, reset, state)
+        return output._replace(state=AverageState(output.state.average.repeat(1, 2)))
+
+
+class InPlace(Average):
+    """It changes the state that it is given."""
+
+    def forward(self, inputs: Tensor, reset: Tensor, state: Any, return_attention: bool = False) -> CoreOutput:
+        output = super().forward(inputs, reset, state)
+        state.average.copy_(output.state.average.detach())
+        return output
+
+
+class Detached(Average):
+    """Its features have no gradient."""
+
+    def forward(self, *arguments: Any) -> CoreOutput:
+        output = super().forward(*arguments)
+        return output._replace(features=output.features.detach())
+
+
+class ByCall(Average):
+    """It depends on how many steps a call has."""
+
+    def forward(self, inputs: Tensor, *arguments: Any) -> CoreOutput:
+        output = super().forward(inputs, *arguments)
+        return output._replace(features=output.features / inputs.shape[1])
+
+
+class Seeing(Average):
+    """Each step sees the next one, as far as calls have several."""
+
+    def forward(self, inputs: Tensor, *arguments: Any) -> CoreOutput:
+        output = super().forward(inputs, *arguments)
+        return output._replace(features=output.features + inputs.roll(-1, dims=1) - inputs)
+
+
+class Mixing(Average):
+    """Rows are normalized together."""
+
+    def forward(self, inputs: Tensor, *arguments: Any) -> CoreOutput:
+        return super().forward(inputs - inputs.mean(dim=0), *arguments)
+
+
+class Remembering(Average):
+    """It forgets nothing at a reset."""
+
+    def forward(self, inputs: Tensor, reset: Tensor, *arguments: Any) -> CoreOutput:
+        return super().forward(inputs, torch.zeros_like(reset), *arguments)
+
+
+BROKEN = {
+    NoTuple: "initial_state: expected a NamedTuple of tensors, got Tensor",
+    OtherRows: r"initial_state: expected tensors of 3 rows, got one of \[8, 3\]",
+    NoOutput: "forward: expected a CoreOutput, got tuple",
+    OtherSize: r"features: expected torch.float32 \[3, 6, 8\], got torch.float32 \[3, 6, 7\]",
+    Infinite: "features: expected finite numbers",
+    Growing: r"state: expected .* AverageState of torch.float32 \[3, 8\], got .* \[3, 16\]",
+    InPlace: "expected a call to leave its state as it was",
+    Detached: "features: expected a gradient",
+    ByCall: "the same features in one call as in calls of one step each, got",
+    Seeing: "in one call as in calls of one step each, got",
+    Mixing: "in rows beside one that changes, got",
+    Remembering: "after a reset, when what was before it changes, got",
+}
+"""What `check_core` says of each, for 8 features."""
