@@ -419,20 +419,28 @@ class Trainer(Training):
         return {}
 
 
+def evaluate_agent(trainer: Trainer) -> Mapping[str, Any]:
+    """The summary of the evaluation that the run asks for."""
+    return evaluate(trainer.config, trainer.agent)
+
+
 def train_agent(
     config: RunConfig,
     run: Run,
     *,
-    stop: Callable[[], bool],
-    show: Callable[[Progress], None],
-    evaluate_trained: Callable[[Trainer], Mapping[str, Any]],
+    stop: Callable[[], bool] = lambda: False,
+    show: Callable[[Progress], None] = lambda progress: None,
+    evaluate_trained: Callable[[Trainer], Mapping[str, Any]] = evaluate_agent,
     local: bool = True,
     patience: float = 0.0,
 ) -> bool:
     """Trains a run, or resumes it, to its end and evaluates it; returns whether it is finished.
 
     Args:
+        stop: asked after every update; if true, a checkpoint is written and the training ends.
+        show: called with the progress after every update.
         evaluate_trained: evaluates the trained agent and returns the summary.
+        local: act in this process; if false, on the Ray cluster to which it is connected.
         patience: seconds to wait for another process to leave the folder.
     """
     limit_calls(config.actors.step_seconds)
