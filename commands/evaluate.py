@@ -82,7 +82,8 @@ def _play(player: TrainedAgent, name: str, options: EvaluateOptions, console: Co
     with counting(console, f"playing {shown}", count, "episodes") as progress:
         episodes = play(player.config, player.agent, options.episodes, options.seed, sample, env, progress)
     about = {"run": name, "checkpoint": checkpoint, "core": core_name(player.config)}
-    return Evaluation(name, about | summarize(episodes, env), episodes)
+    how = {"greedy": options.greedy, "seed": options.seed}
+    return Evaluation(name, about | summarize(episodes, env) | how, episodes)
 
 
 def _film(player: TrainedAgent, options: EvaluateOptions, video: Path, console: Console) -> None:
@@ -130,7 +131,7 @@ def _play_script(options: EvaluateOptions, console: Console) -> Evaluation:
         with counting(console, f"playing {options.policy}", count, "episodes") as progress:
             steps = limits.max_episode_steps
             episodes = play_script(options.policy, env, options.episodes, options.seed, steps, progress)
-    summary = {"policy": options.policy, **summarize(episodes, env)}
+    summary = {"policy": options.policy, **summarize(episodes, env), "seed": options.seed}
     return Evaluation(options.policy, summary, episodes)
 
 
@@ -144,6 +145,8 @@ def _print(evaluated: list[dict[str, Any]], options: EvaluateOptions, console: C
         return
     (summary,) = evaluated
     rows: dict[str, str] = {name: summary[name] for name in ("policy", "checkpoint", "environment") if name in summary}
+    if summary.get("greedy"):
+        rows["actions"] = "the most probable ones"
     rows |= evaluation_rows(summary)
     for name, path in (("video", options.video), ("csv", options.csv)):
         if path:

@@ -257,6 +257,13 @@ def _last_row(file: BinaryIO, name: str = "step", most: float = math.inf) -> tup
     return 0, {}
 
 
+def write_scalars(run: Path | str, step: int, metrics: Mapping[str, float]) -> None:
+    """Adds metrics to a run's curves in TensorBoard alone; rows of metrics are those of the training."""
+    with SummaryWriter(str(run)) as events:
+        for name, value in metrics.items():
+            events.add_scalar(name, value, step)
+
+
 def write_hparams(run: Path | str, step: int, hparams: Mapping[str, object], metrics: Mapping[str, float]) -> None:
     """Adds a run to TensorBoard's table of hyperparameters, with its final metrics, which become scalars at `step`.
 

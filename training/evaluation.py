@@ -146,9 +146,8 @@ def evaluate(config: RunConfig, agent: Agent, progress: Callable[[int], None] = 
     """The summary of the evaluation that a run's configuration asks for; the agent may be on any device."""
     # The agent goes on learning where it is. A copy is not compiled, so that other shapes cost nothing.
     copied = agent.alone().to("cpu")
-    sample = not config.eval_greedy
-    episodes = play(config, copied, config.eval_episodes, sample=sample, progress=progress)
-    return summarize(episodes, tested_on(config))
+    episodes = play(config, copied, config.eval_episodes, sample=not config.eval_greedy, progress=progress)
+    return summarize(episodes, tested_on(config)) | {"greedy": config.eval_greedy, "seed": 0}
 
 
 def play_script(

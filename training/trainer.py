@@ -26,6 +26,7 @@ from learner.learner import Learner, split
 from storage.checkpoints import LEARNER
 from storage.errors import UserError
 from storage.files import Json, require_schema
+from storage.metrics import write_scalars
 from storage.run import Run
 from storage.serialization import Parts, write_trajectory
 from storage.stores import UrlStore
@@ -208,6 +209,11 @@ class Trainer(Training):
         self.updater.pull_weights()
         with self.clock.paused():
             return as_metrics(evaluate(self.config, self.agent))
+
+    def finish(self, evaluation: Mapping[str, object]) -> None:
+        """Also ends the curves of evaluations in TensorBoard; see `Training`."""
+        write_scalars(self.run.path, self.step, as_metrics(dict(evaluation)))
+        super().finish(evaluation)
 
     def try_out(self, batches: int = 4) -> float:
         """Frames a second, measured on a few batches. Nothing is written; this trainer cannot be used afterwards."""

@@ -9,6 +9,7 @@ from typing import Any
 import av
 import pytest
 from safetensors.torch import load_file
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from actors import ClusterError, LocalPool
 from commands import COMMANDS
@@ -54,6 +55,10 @@ def test_the_files_of_a_run(finished: tuple[Path, str]) -> None:
     summary = json.loads((folder / "evaluation.json").read_text())
     assert summary["episodes"] == 2
     assert summary["return"]["low"] <= summary["return"]["mean"] <= summary["return"]["high"]
+    assert (summary["greedy"], summary["seed"]) == (False, 0)
+    last = EventAccumulator(str(folder)).Reload().Scalars("evaluation/return")[-1]
+    assert last.step == saved_steps(folder)[-1]
+    assert last.value == pytest.approx(summary["return"]["mean"])
 
 
 def test_what_a_run_prints(finished: tuple[Path, str]) -> None:
