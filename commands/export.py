@@ -8,7 +8,6 @@ from rich.console import Console
 from actors.interface import action_names
 from commands.options import ExportOptions
 from envs import ActionVector, make_vector, parse_spec, tasks
-from envs.actions import ChoiceColumn
 from envs.names import gymnasium_name
 from reports.actions import columns_of
 from storage.errors import UserError, user_errors
@@ -76,10 +75,9 @@ def _action_columns(trained: TrainedAgent) -> list[dict[str, Any]]:
     if not isinstance(space, ActionVector):
         return [{"name": "action", "size": len(names), "values": list(names)}]
     found: list[dict[str, Any]] = []
-    firsts = iter([part.first for part in space.parts if isinstance(part, ChoiceColumn)])
     for column in columns_of(space.parts, names):
         if column.size:
-            found.append({"name": column.name, "size": column.size, "first": next(firsts)})
+            found.append({"name": column.name, "size": column.size, "first": int(column.low)})
         else:
             bounds = [column.low, column.high] if column.is_bounded else None
             found.append({"name": column.name, "bounds": bounds})

@@ -18,8 +18,7 @@ class Column(NamedTuple):
 
     name: what it is.
     size: how many values a choice has; 0 for a number.
-    low, high: bounds of a number, in the environment's units; infinite without bounds. Of a choice its least and its
-        greatest index.
+    low, high: the least and the greatest value, in the environment's units; of a number infinite without bounds.
     """
 
     name: str
@@ -44,7 +43,8 @@ def columns_of(parts: Iterable[Part], names_of_columns: Iterable[str]) -> list[C
     names = iter(names_of_columns)
     for part in parts:
         if isinstance(part, ChoiceColumn):
-            found.append(Column(next(names), part.size, 0.0, part.size - 1.0))
+            last = part.first + part.size - 1
+            found.append(Column(next(names), part.size, float(part.first), float(last)))
             continue
         for low, high in zip(part.low, part.high, strict=True):
             found.append(Column(next(names), 0, low, high))
@@ -52,7 +52,7 @@ def columns_of(parts: Iterable[Part], names_of_columns: Iterable[str]) -> list[C
 
 
 def received(recording: Recording) -> np.ndarray:
-    """The actions [T, K] float64 in the environment's units; of choices the index."""
+    """The actions [T, K] float64 in the environment's units."""
     return _in_units(recording.actions, columns(recording))
 
 
@@ -69,10 +69,13 @@ def value_in_words(column: Column, value: float) -> str:
 
 
 def _in_units(values: np.ndarray, of: list[Column]) -> np.ndarray:
-    """Values [T, columns]: numbers from -1 to 1 become those from low to high, all others stay."""
+    """Values [T, columns]: indices of choices and numbers from -1 to 1 become values from low to high, others stay."""
     found = values.astype(np.float64)
     for index, column in enumerate(of):
-        if column.size or not column.is_bounded:
+        if column.size:
+            found[:, index] += column.low
+            continue
+        if not column.is_bounded:
             continue
         upper = (found[:, index] + 1) / 2
         # A weighted mean is exact at both bounds, as what the environment receives is.

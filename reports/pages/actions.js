@@ -28,10 +28,10 @@ function briefly(of, at) {
 // The probabilities of a choice at a step: [value, share], of many values those that are most probable and the taken one.
 function chancesOf(of, column, at, chosen) {
   const total = of.probabilities.length / of.values.length, begin = at * total + column.first;
-  const all = Array.from({ length: column.size }, (_, value) => [value, of.probabilities[begin + value] / 255]);
+  const all = Array.from({ length: column.size }, (_, index) => [column.low + index, of.probabilities[begin + index] / 255]);
   if (all.length <= MOST_VALUES) return all;
   const best = all.filter(([value]) => value !== chosen).sort((a, b) => b[1] - a[1]).slice(0, MOST_VALUES - 1);
-  return [all[chosen], ...best].sort((a, b) => a[0] - b[0]);
+  return [all[chosen - column.low], ...best].sort((a, b) => a[0] - b[0]);
 }
 
 // Mean and scale of a number at a step.

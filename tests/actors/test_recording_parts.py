@@ -36,7 +36,7 @@ CAMERA = 40
 DEPTH = 200
 """Brightness of all images of the depth."""
 SAMPLED = [2.0, 0.5, -3.0, 1.0, 0.0]
-"""The action of each step: a choice of three, a number within 0..8, a number without bounds, and two switches."""
+"""The action of each step: a choice of 7, 8 and 9, a number within 0..8, one without bounds, and two switches."""
 
 
 class Robot(gymnasium.Env[Any, Any]):
@@ -44,7 +44,12 @@ class Robot(gymnasium.Env[Any, Any]):
 
     metadata = {"render_modes": [], "render_fps": 10, "episode_metrics": ("correct_choices", "wrong_choices")}  # noqa: RUF012
     action_space = spaces.Tuple(
-        [spaces.Discrete(3), spaces.Box(0.0, 8.0, (1,)), spaces.Box(-np.inf, np.inf, (1,)), spaces.MultiBinary(2)]
+        [
+            spaces.Discrete(3, start=7),
+            spaces.Box(0.0, 8.0, (1,)),
+            spaces.Box(-np.inf, np.inf, (1,)),
+            spaces.MultiBinary(2),
+        ]
     )
     observation_space = spaces.Dict(
         arm=spaces.Box(-1.0, 1.0, (2,), np.float32),
@@ -138,18 +143,18 @@ def test_all_parts_of_an_observation_are_recorded(recording: Recording) -> None:
     np.testing.assert_array_equal(arm, [[0.5, 0.0], [0.5, 0.125], [0.5, 0.25], [0.5, 0.375]])
 
 
-def test_numbers_of_actions_are_in_units_of_the_environment(recording: Recording) -> None:
+def test_actions_are_in_units_of_the_environment(recording: Recording) -> None:
     """The number within 0..8 is 4 + 4 tanh(x). The action has x = 0.5; its mean has tanh(x) = 0.25, which gives 5."""
     assert [column.name for column in columns(recording)] == list(recording.action_names)
     assert [(column.size, column.low, column.high) for column in columns(recording)] == [
-        (3, 0.0, 2.0),
+        (3, 7.0, 9.0),
         (0, 0.0, 8.0),
         (0, -math.inf, math.inf),
         (2, 0.0, 1.0),
         (2, 0.0, 1.0),
     ]
     taken = 4 + 4 * math.tanh(0.5)
-    np.testing.assert_allclose(received(recording), [[2, taken, -3, 1, 0]] * STEPS, rtol=1e-6)
+    np.testing.assert_allclose(received(recording), [[9, taken, -3, 1, 0]] * STEPS, rtol=1e-6)
     np.testing.assert_allclose(means(recording), [[5.0, -3.5]] * STEPS, rtol=1e-6)
 
 
@@ -158,7 +163,7 @@ def test_a_page_has_the_action_by_column(recording: Recording) -> None:
     assert data["actions"] == []
     names = recording.action_names
     assert data["columns"] == [
-        {"name": names[0], "size": 3, "low": 0.0, "high": 2.0},
+        {"name": names[0], "size": 3, "low": 7.0, "high": 9.0},
         {"name": names[1], "size": 0, "low": 0.0, "high": 8.0},
         {"name": names[2], "size": 0, "low": None, "high": None},
         {"name": names[3], "size": 2, "low": 0.0, "high": 1.0},
@@ -169,7 +174,7 @@ def test_a_page_has_the_action_by_column(recording: Recording) -> None:
     (episode,) = data["episodes"]
     assert episode["actions"] is None
     numbers = {name: unpacked(values, "<f4").reshape(STEPS, -1) for name, values in episode["numbers"].items()}
-    np.testing.assert_allclose(numbers["received"][3], [2, 4 + 4 * math.tanh(0.5), -3, 1, 0], rtol=1e-6)
+    np.testing.assert_allclose(numbers["received"][3], [9, 4 + 4 * math.tanh(0.5), -3, 1, 0], rtol=1e-6)
     np.testing.assert_allclose(numbers["means"][3], [5.0, -3.5], rtol=1e-6)
     np.testing.assert_allclose(numbers["scales"][3], [0.5, 2.0], rtol=1e-6)
     probabilities = unpacked(episode["probabilities"], "u1").reshape(STEPS, 7) / 255
@@ -220,8 +225,8 @@ def test_the_film_says_what_each_column_is(recording: Recording, tmp_path: Path)
     # Few columns have a line each, with their names; more are numbers alone.
     names = ("gear", "throttle", "a long name of a number")
     three = replace(recording, parts=recording.parts[:3], actions=recording.actions[:, :3], action_names=names)
-    assert action_lines(three)[0] == [("action", "gear 2"), ("", "throttle 5.85"), ("", "…f a number -3")]
-    assert action_lines(recording)[0] == [("action", "2  5.85  -3  1  0")]
+    assert action_lines(three)[0] == [("action", "gear 9"), ("", "throttle 5.85"), ("", "…f a number -3")]
+    assert action_lines(recording)[0] == [("action", "9  5.85  -3  1  0")]
 
     # All steps have as many lines as the longest.
     uneven = replace(recording, actions=np.array([[0, 0, 0, 0, 0], [0, 0, -1234.5, 0, 0], [0, 0, -1.2345e-20, 0, 0]]))

@@ -192,7 +192,7 @@ def test_quantiles_are_those_of_numpy() -> None:
 
 
 COLUMNS = [
-    {"name": "gear", "size": 3, "low": 0, "high": 2},
+    {"name": "gear", "size": 3, "low": -1, "high": 1},
     {"name": "throttle", "size": 0, "low": 0, "high": 8},
     {"name": "trim", "size": 0, "low": None, "high": None},
     {"name": "light", "size": 2, "low": 0, "high": 1},
@@ -201,7 +201,7 @@ ACTED = {
     "values": [0, 0],
     "probabilities": [255, 0, 0, 255, 0, 51, 51, 153, 204, 51],
     "numbers": {
-        "received": [0, 8, 0, 1, 2, 2, -3.25, 0],
+        "received": [-1, 8, 0, 1, 1, 2, -3.25, 0],
         "means": [4, 1, 6, -3.5],
         "scales": [0.5, 2, 0.5, 1500],
     },
@@ -221,27 +221,27 @@ def test_the_action_of_a_step_is_shown_by_column() -> None:
         "[earlier, nodes.map(tell), briefly(of, 1)]",
         of=ACTED,
     )
-    bars = ["0", "width: 20%", "20 %", "1", "width: 20%", "20 %"]
-    chosen = ["chosen", "2", "width: 60%", "chosen", "60 %"]
-    gear = ["column wide-name", "gear", "policy", "60 %", "2", "bars", *bars, *chosen]
+    bars = ["-1", "width: 20%", "20 %", "0", "width: 20%", "20 %"]
+    chosen = ["chosen", "1", "width: 60%", "chosen", "60 %"]
+    gear = ["column wide-name", "gear", "policy", "60 %", "1", "bars", *bars, *chosen]
     assert sorted(second[0]) == sorted(gear)
     assert first[1] == ["column", "throttle", "track", "left: 50%", "left: 100%", "0", "8", "8"]
     assert second[1] == ["column", "throttle", "track", "left: 75%", "left: 25%", "0", "8", "2"]
     assert second[2] == ["column wide-name", "trim", "−3.5 ± 1500", "policy", "−3.25"]
-    assert brief == "2 · 2 · −3.25 · 0"
+    assert brief == "1 · 2 · −3.25 · 0"
 
 
 def test_of_many_values_the_most_probable_and_the_taken_are_shown() -> None:
-    """Of 19 values 12 are shown: 1 and 17 are the most probable, 18 is the one that was taken."""
+    """Of 19 values from 5 on 12 are shown: 6 and 22 are the most probable, 23 is the one that was taken."""
     of = {"values": [0], "probabilities": [0, 50, *[10] * 15, 40, 5]}
-    column = {"size": 19, "first": 0}
-    taken = 18
+    column = {"size": 19, "first": 0, "low": 5}
+    taken = 23
     chances = evaluated(f"chancesOf(of, column, 0, {taken})", of=of, column=column)
     shown = [value for value, _chance in chances]
     assert len(shown) == 12
     assert shown == sorted(shown)
-    assert {1, 17, taken} < set(shown)
-    assert 0 not in shown
+    assert {6, 22, taken} < set(shown)
+    assert 5 not in shown
 
 
 def test_columns_know_where_their_numbers_are() -> None:
