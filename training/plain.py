@@ -88,15 +88,11 @@ def _build(kind: Any, plain: object, where: str, cores: Mapping[str, type]) -> A
     plain = {name: value for name, value in plain.items() if name != "kind"}
     if is_core:
         name = plain.pop("name", None)
-        if not isinstance(name, str):
+        kind = _core_class(name, cores, members)
+        if kind is None:
             raise ValueError(f"{where}: expected a core out of {', '.join(cores)}, got {abbreviate(name)}")
-        if is_custom(name) and CustomCoreConfig in members:
-            kind = CustomCoreConfig
+        if kind is CustomCoreConfig:
             plain["name"] = name
-        elif name in cores:
-            kind = cores[name]
-        else:
-            raise ValueError(f"{where}: expected a core out of {', '.join(cores)}, got {abbreviate(name)}")
 
     # Its fields, which may be configurations, too; it checks their values itself.
     hints = typing.get_type_hints(kind)
@@ -109,6 +105,18 @@ def _build(kind: Any, plain: object, where: str, cores: Mapping[str, type]) -> A
         raise ValueError(f"{where}: expected fields of this version: {error}") from error
     except ValueError as error:
         raise ValueError(f"{where}.{error}") from error
+
+
+def _core_class(name: object, cores: Mapping[str, type], members: tuple[Any, ...]) -> type | None:
+    """The class of a core's configuration by the core's name; None for another name.
+
+    `members` are the classes that are possible: custom cores are for agents alone.
+    """
+    if not isinstance(name, str):
+        return None
+    if is_custom(name) and CustomCoreConfig in members:
+        return CustomCoreConfig
+    return cores.get(name)
 
 
 @overload

@@ -14,6 +14,7 @@ import commands
 from agent.core import CORES
 from agent.core.fields import Checked
 from envs import tasks
+from sequences.text.config import TextConfig
 from training.config import RunConfig, core_name
 from training.curriculum import Curriculum
 from training.plain import differences, from_plain, to_plain
@@ -26,7 +27,7 @@ def read(config: RunConfig) -> Any:
     return from_plain(RunConfig, json.loads(json.dumps(to_plain(config))))
 
 
-@pytest.mark.parametrize("core", CORES)
+@pytest.mark.parametrize("core", [*CORES, "my_module:MyCore"])
 @pytest.mark.parametrize("preset", PRESETS)
 def test_every_preset_and_core_survives_json(preset: str, core: str) -> None:
     config = make_preset(preset, core)
@@ -55,6 +56,14 @@ def test_sizes_by_layer_survive_json() -> None:
         plain["agent"]["core"]["memory_size"] = wrong
         with pytest.raises(ValueError, match=r"config\.agent\.core\.memory_size: expected an integer"):
             from_plain(RunConfig, plain)
+
+
+@pytest.mark.parametrize("name", ["unknown", "my_module:MyCore"])
+def test_sequence_models_have_no_custom_cores(name: str) -> None:
+    plain = to_plain(TextConfig())
+    plain["model"]["core"] = {"name": name, "model_size": 8}
+    with pytest.raises(ValueError, match=f"config.model.core: expected a core out of compressive, .*, got '{name}'"):
+        from_plain(TextConfig, plain)
 
 
 def test_fields_that_a_file_lacks_have_their_defaults() -> None:
