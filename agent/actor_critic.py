@@ -11,7 +11,6 @@ from agent.config import AgentConfig
 from agent.core import CoreOutput, Mean, State, make_core
 from agent.encoders import (
     INSTRUCTION_SIZE,
-    MIDDLE,
     InstructionEncoder,
     Reconstruction,
     Reconstructions,
@@ -143,8 +142,9 @@ class Agent(nn.Module):
         # Encoders of the observation; all that is known at a step is joined to the core's inputs.
         sizes = vector_sizes(observation_shape)
         self.standardization = Standardization(sizes) if config.standardize and sizes else None
-        zero = 0.0 if config.pixels == "black" else MIDDLE
-        self.vision = make_torso(config.torso, observation_shape, config.torso_size, zero)
+        if config.pixel_zero == "auto":
+            raise ValueError("pixel_zero: expected a number; training.factories.resolve_pixel_zero finds one for auto")
+        self.vision = make_torso(config.torso, observation_shape, config.torso_size, config.pixel_zero)
         joint_size = self.vision.num_features + self.distribution.num_features + 1
         self.instruction = None
         if has_instructions:

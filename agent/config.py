@@ -1,10 +1,10 @@
 """The configuration of the agent's network. Nothing here imports torch."""
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Annotated, Literal
 
 from agent.core.config import AgentCoreConfig, CompressiveTransformerConfig
-from agent.core.fields import AtLeast0, Checked, Size
+from agent.core.fields import AtLeast0, Checked, Range, Size
 
 
 @dataclass(frozen=True)
@@ -32,9 +32,9 @@ class AgentConfig(Checked):
     """How a sampled number comes within the bounds of a continuous action: through tanh, or cut off."""
     action_scale: Literal["independent", "state"] = "independent"
     """Whether the standard deviation of continuous actions is the same in all states, or depends on the state."""
-    pixels: Literal["gray", "black"] = "gray"
-    """Which pixels a torso sees as 0. With black, filters respond to what is drawn on a black background alone, which
-    would otherwise be a large constant; small objects on it are then learned sooner."""
+    pixel_zero: Annotated[float, Range(0, 255.0)] | Literal["auto"] = 127.5
+    """The value of a pixel that torsos see as 0. With auto it is the median of an observation, in most games the
+    background: filters then respond to what is drawn on it alone, and small objects are learned sooner."""
     standardize: bool = False
     """Standardize vectors by the running mean and deviation of each element, before their torso."""
     value_torso: bool = False

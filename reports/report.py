@@ -114,8 +114,8 @@ MAIN = {"launch": "return", "text": "loss", "speech": "loss", "images": "loss"}
 """The chart that is first and large, by kind of run."""
 SYSTEM = ("frames/s", "actors", "policy lag", "learner idle")
 """Facts of a run that belong to the group "system"."""
-RESOLVED = ("learner.precision", "actors.precision")
-"""Settings that `launch` resolves: it writes what "auto" stands for on its machine; see `resolve_precisions`."""
+RESOLVED = ("learner.precision", "actors.precision", "agent.pixel_zero")
+"""Settings that `launch` resolves: it writes what "auto" stands for on its machine or in its environment."""
 
 
 def page_data(run: Run, rows: list[dict[str, Any]]) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import math
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -10,7 +11,7 @@ import torch
 
 from actors import Actor, LocalPool, Pool
 from actors.interface import Interface, read_interface
-from agent import Agent
+from agent import Agent, AgentConfig
 from agent.core import CustomCoreConfig, state_bytes
 from agent.encoders import part_shapes
 from agent.memory_check import build_network
@@ -27,6 +28,8 @@ from training.config import Configuration, RunConfig
 if TYPE_CHECKING:
     from learner.group import MakeReplica
 
+PIXEL_STEPS = 8
+"""Random actions before pixels are looked at, by which stacks of four frames are full."""
 REPLAY_BYTES = 2_000_000_000
 """Most bytes of replayed unrolls in a checkpoint."""
 
@@ -202,6 +205,50 @@ def resolve_precisions(config: RunConfig) -> RunConfig:
         learner=dataclasses.replace(config.learner, precision=learner),
         actors=dataclasses.replace(config.actors, precision=actors),
     )
+
+
+def resolve_pixel_zero(config: RunConfig) -> RunConfig:
+    """The configuration with a number in place of "auto": the median of the pixels of an observation of each task.
+
+    It does not depend on the run's seed. Without images it is the default.
+    """
+    if config.agent.pixel_zero != "auto":
+        return config
+    pixels = []
+    for task in tasks(config.env):
+        pixels += _pixels(task)
+    zero = AgentConfig.pixel_zero
+    if pixels:
+        zero = float(np.median(np.concatenate(pixels)))
+    return dataclasses.replace(config, agent=dataclasses.replace(config.agent, pixel_zero=zero))
+
+
+def _pixels(task: str) -> list[np.ndarray]:
+    """The pixels of each image that a task shows after some random actions."""
+    seen, _ = inspect_task(task)
+    if not any(len(shape) == 3 for shape in part_shapes(seen.observation_shape)):
+        return []
+    envs = make_vector(task, 1)
+    try:
+        observation, _ = envs.reset(seed=0)
+        envs.action_space.seed(0)
+        # A stack of frames begins with empty ones.
+        for _ in range(PIXEL_STEPS):
+            observation, *_ = envs.step(envs.action_space.sample())
+    finally:
+        close(envs, task)
+    return [part.ravel() for part in _arrays(observation) if part.dtype == np.uint8]
+
+
+def _arrays(observation: Any) -> Iterator[np.ndarray]:
+    """The arrays of an observation that may be a Dict or a Tuple of others."""
+    if isinstance(observation, dict):
+        observation = tuple(observation.values())
+    if not isinstance(observation, tuple):
+        yield observation
+        return
+    for part in observation:
+        yield from _arrays(part)
 
 
 def make_learner(config: RunConfig, agent: Agent) -> Learner:

@@ -41,6 +41,7 @@ from training.factories import (
     make_replay,
     make_replica,
     require_interface,
+    resolve_pixel_zero,
     resolve_precisions,
 )
 from training.feeds import Batch, Feed, make_feed
@@ -97,7 +98,7 @@ class Trainer(Training):
         require_resident(config)
         if config.eval_env:
             require_interface(config.eval_env, untaught(config.env))
-        config = resolve_precisions(config)
+        config = resolve_pixel_zero(resolve_precisions(config))
         self.curriculum = Curriculum(config)
 
         # The weights are the first that is drawn.

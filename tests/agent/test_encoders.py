@@ -24,9 +24,9 @@ def test_torsos_map_images_to_features(name: str, shape: tuple[int, int, int]) -
     assert features.min() >= 0
 
 
-@pytest.mark.parametrize(("pixels", "expected"), [("gray", [-2, 2]), ("black", [0, 4])])
-def test_what_convolutions_see_of_black_and_white(pixels: Any, expected: list[float]) -> None:
-    agent = Agent(AgentConfig(torso="small", torso_size=4, core=LSTMConfig(4), pixels=pixels), (1, 2, 1), 3)
+@pytest.mark.parametrize(("zero", "expected"), [(127.5, [-2, 2]), (0, [0, 4]), (255, [-4, 0])])
+def test_what_convolutions_see_of_black_and_white(zero: float, expected: list[float]) -> None:
+    agent = Agent(AgentConfig(torso="small", torso_size=4, core=LSTMConfig(4), pixel_zero=zero), (1, 2, 1), 3)
     seen: list[list[float]] = []
     agent.vision.convolutions.register_forward_pre_hook(lambda module, inputs: seen.append(inputs[0].ravel().tolist()))
     agent.vision(torch.tensor([[[[0], [255]]]], dtype=torch.uint8))
