@@ -259,7 +259,7 @@ def changed_settings(config: Any, launches: Sequence[Mapping[str, Any]]) -> dict
     preset: dict[str, Any] = {}
     with contextlib.suppress(ValueError):  # there is no preset of that name; then all fields are shown
         preset = to_plain(PRESETS[config.kind](config.preset, core_name(config)))
-    commands = " ".join(str(launch.get("command", "")) for launch in launches)
+    commands = " ".join(str(launch.get("command", "")) for launch in launches).replace("-", "_")
     found = {}
     for name, old, new in differences(preset, to_plain(config)):
         if name in RESOLVED and old == "auto" and name not in commands:

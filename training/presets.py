@@ -67,9 +67,9 @@ def general(core: str = "compressive") -> RunConfig:
     episodes matters. Every unroll is learned from four times, because steps of other people's environments are dear;
     the limit on the policy's change keeps that stable. (Several learners cannot replay and learn once.) The heads see
     the observation beside the memory, so that memory costs little where none is needed. Vectors are standardized, and
-    their values have a torso of their own. The value's loss has little weight: with a discount of 0.99 its gradient is
-    mostly noise. Updates are small, of 256 steps: most tasks are learned sooner with more of them. Environments whose
-    episodes are all equally long are spread over the episode.
+    their values have a torso of their own; of images the background is seen as 0. The value's loss has little weight:
+    with a discount of 0.99 its gradient is mostly noise. Updates are small, of 256 steps: most tasks are learned sooner
+    with more of them. Environments whose episodes are all equally long are spread over the episode.
     """
     config = small_network(core)
     return dataclasses.replace(
@@ -86,6 +86,7 @@ def general(core: str = "compressive") -> RunConfig:
             value_torso=True,
             reconstruction_cost=0.1,
             skip=True,
+            pixel_zero="auto",
         ),
         learner=dataclasses.replace(
             config.learner,
