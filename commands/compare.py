@@ -20,6 +20,7 @@ from envs import require_consent
 from reports.comparison import FinishedRun, read_run, require_equal_data, text_name
 from reports.comparison import compare as compare_runs
 from reports.comparison_page import print_scores, write_reports
+from reports.scores import Score, joined, read_scores, scores_of
 from reports.tables import print_table
 from sequences.kinds import CONFIGS
 from storage.errors import UserError, user_errors
@@ -49,6 +50,12 @@ def compare(options: CompareOptions, words: Sequence[str], command: str) -> None
         _report(folder, runs, options.threshold, {}, command, console)
         return
 
+    # What is wrong in a file is said before hours of training.
+    beside = {}
+    for path in options.beside:
+        with user_errors("beside"):
+            beside[path.name] = read_scores(path)
+
     if options.resume:
         folder, trials, command = _resume(options)
     else:
@@ -56,7 +63,7 @@ def compare(options: CompareOptions, words: Sequence[str], command: str) -> None
     try:
         failed = _train(folder, trials, options, console)
     finally:  # also of what there is when it was stopped
-        _scoreboard(folder, trials, command, console)
+        _scoreboard(folder, trials, beside, command, console)
 
     # What the trials left behind: a run that can be shown, or the reason why not.
     finished = []
@@ -331,12 +338,17 @@ def _train_run(config: Any, run: Run, local: bool, **options: Any) -> Any:
     return agents.train_agent(config, run, local=local, evaluate_trained=evaluate_trained, **options)
 
 
-def _scoreboard(folder: Path, trials: dict[str, Any], command: str, console: Console) -> None:
-    """Writes and prints one table of the tasks and variants of agents, unless there is one task alone."""
+def _scoreboard(
+    folder: Path, trials: dict[str, Any], beside: Mapping[str, Sequence[Score]], command: str, console: Console
+) -> None:
+    """Writes and prints one table of the tasks and variants of agents, unless there is one task alone.
+
+    `beside`: the scores of other runs that are in it as well, by the name of their file.
+    """
     from reports import scoreboard
 
     tasks = {getattr(config, "env", None) for config in trials.values()}
-    if len(tasks) < 2:
+    if len(tasks) < 2 and not beside:
         return
     runs = []
     for name, config in trials.items():
@@ -344,7 +356,10 @@ def _scoreboard(folder: Path, trials: dict[str, Any], command: str, console: Con
             runs.append(read_run(folder / name, _code(config), live=True))
     if not runs:
         return
-    board = scoreboard.scoreboard(runs)
+    scores = scores_of(runs)
+    for file, others in beside.items():
+        scores = joined(scores, others, file)
+    board = scoreboard.scoreboard(scores)
     page = scoreboard.write_scoreboard(folder, board, command)
     for table in (scoreboard.as_table(board), scoreboard.costs_table(board)):
         texts = []

@@ -329,6 +329,7 @@ class CompareOptions(Checked):
       compressive compare --kind text --cores compressive lstm --corpus folder --path ~/books
       compressive compare --suite memory --cores compressive gru lru memoryless     one table of tasks and cores
       compressive compare --suite memory --cores lstm --add             more cores, or seeds, in the same table
+      compressive compare --suite memory --cores lstm --beside scores.json    the same, with the runs of another table
       compressive compare --resume runs/compare-cpu                     resume the sweep in this folder
       compressive compare --from runs/A runs/B runs/C                   only compare finished runs
     """
@@ -361,6 +362,9 @@ class CompareOptions(Checked):
     """Resume the sweep in this folder."""
     runs: Annotated[tuple[Path, ...], tyro.conf.arg(name="from", metavar="DIR [DIR ...]")] = ()
     """Train nothing: compare these finished runs, all of one kind."""
+    beside: Annotated[tuple[Path, ...], tyro.conf.arg(metavar="FILE [FILE ...]")] = ()
+    """Agents on several tasks: show in the table the runs of these files, too, report/scores.json of other comparisons.
+    Nothing of them is trained."""
     threshold: float | None = None
     """A score; the report says when runs reach it. By default 75 % for normalised scores, and none for others."""
     cpus_per_trial: Annotated[float, Range(0, 1024.0, above=True)] = 1.0
@@ -385,6 +389,8 @@ class CompareOptions(Checked):
             raise ValueError(f"suite: expected one of {', '.join(SUITES)}, got {self.suite!r}")
         if self.suite is not None and self.kind != "launch":
             raise ValueError(f"suite: expected none with --kind {self.kind}: suites are tasks of agents")
+        if self.beside and (self.runs or self.kind != "launch"):
+            raise ValueError("beside: expected agents that are trained on several tasks, got --from or another --kind")
         grid = ("kind", "suite", "preset", "cores", "rates", "vary", "seeds", "state_bytes", "add")
         given = [f"--{name.replace('_', '-')}" for name in grid if getattr(self, name) != getattr(CompareOptions, name)]
         if given and (self.resume or self.runs):

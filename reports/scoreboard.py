@@ -1,39 +1,30 @@
 """One table of tasks and variants: what each agent reaches on each task, and what it costs.
 
 It also shows runs that are not finished, by the last scores of their training, so that a suite that takes days can be
-looked at on the way. `scoreboard` computes, `as_table` and `costs_table` are for pages, `as_files` for other programs.
+looked at on the way. `scoreboard` computes it from `scores`, `as_table` and `costs_table` are for pages, `as_files` for
+other programs.
 """
 
 import math
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
-from agent.core.matching import bytes_of_state
 from envs import reference_scores
-from reports.comparison import KIND, Estimate, FinishedRun, estimate, is_confirmed, repeated
+from reports.comparison import Estimate, estimate, is_confirmed, repeated
 from reports.comparison_page import FOLDER, cell_text
 from reports.pages import write_page
+from reports.scores import FILE, Score, as_json
 from reports.statistics import chance_of_improvement, interquartile_mean, mean, probability_of_improvement
 from reports.tables import significant
 from storage.files import format_csv, format_json, replacing, require_no_link
-from training.config import RunConfig
 from training.console import plural, quantity
-from training.factories import make_agent
-from training.grid import label
 
-NORMALISED = [scale.final for scale in KIND["launch"].scales if scale.threshold is not None]
-"""Scores in percent of the best known, the preferred one first."""
 REFERENCES = {"random": "random", "memoryless": "best without memory", "oracle": "oracle", "human": "human"}
 """Scores that are not agents', see `envs.reference_scores`, and their names in tables."""
-ROWS = 16
-STEPS = 20
-"""Environments that act together, and steps, when the time of acting is measured."""
 
 
 @dataclass(frozen=True)
@@ -77,6 +68,7 @@ class Scoreboard:
         the variants that have runs on all tasks whose best scores are known.
     leader: the variant with the highest of these if it is better than each of the others, and all runs are finished;
         see `is_better`.
+    scores: of what it is made.
     """
 
     tasks: list[str]
@@ -85,19 +77,18 @@ class Scoreboard:
     overall: dict[str, Estimate]
     leader: str | None
     costs: dict[str, Cost]
+    scores: list[Score]
 
 
-def scoreboard(runs: Sequence[FinishedRun]) -> Scoreboard:
-    """The table of agents' runs, which may be unfinished (`read_run(live=True)`)."""
-    names = label([run.config for run in runs])
-    runs = [replace(run, variant=name) for run, name in zip(runs, names)]
-    tasks = list(dict.fromkeys(run.data for run in runs))
-    variants = list(dict.fromkeys(run.variant for run in runs))
+def scoreboard(scores: Sequence[Score]) -> Scoreboard:
+    """The table of the scores of runs; see `reports.scores`."""
+    tasks = list(dict.fromkeys(score.task for score in scores))
+    variants = list(dict.fromkeys(score.variant for score in scores))
     cells = {}
     for task in tasks:
         found = {}
         for variant in variants:
-            own = [run for run in runs if (run.data, run.variant) == (task, variant)]
+            own = [score for score in scores if (score.task, score.variant) == (task, variant)]
             if own:
                 found[variant] = _cell(own)
         for variant, cell in found.items():
@@ -108,21 +99,21 @@ def scoreboard(runs: Sequence[FinishedRun]) -> Scoreboard:
 
     costs = {}
     for variant in variants:
-        costs[variant] = _cost([run for run in runs if run.variant == variant])
+        costs[variant] = _cost([score for score in scores if score.variant == variant])
     # Tasks whose best scores are known: there, runs have scores in percent of these.
     known = list(dict.fromkeys(task for (task, _), cell in cells.items() if cell.normalised))
-    scores: dict[str, list[tuple[float, ...]]] = {}
+    percent: dict[str, list[tuple[float, ...]]] = {}
     for variant in variants:
         of_tasks = [cells[task, variant].normalised for task in known if (task, variant) in cells]
         if len(known) > 1 and len(of_tasks) == len(known) and all(of_tasks):
-            scores[variant] = of_tasks
+            percent[variant] = of_tasks
     overall = {}
-    for variant, of_tasks in scores.items():
+    for variant, of_tasks in percent.items():
         overall[variant] = estimate(interquartile_mean, [np.array(of_task) for of_task in of_tasks])
     leader = None
     if all(cell.finished == cell.runs for cell in cells.values()):
-        leader = _leader(scores, overall)
-    return Scoreboard(tasks, variants, cells, overall, leader, costs)
+        leader = _leader(percent, overall)
+    return Scoreboard(tasks, variants, cells, overall, leader, costs, list(scores))
 
 
 def _leader(scores: Mapping[str, Sequence[Sequence[float]]], overall: Mapping[str, Estimate]) -> str | None:
@@ -134,27 +125,22 @@ def _leader(scores: Mapping[str, Sequence[Sequence[float]]], overall: Mapping[st
     return first if is_ahead else None
 
 
-def _cell(runs: Sequence[FinishedRun]) -> Cell:
+def _cell(runs: Sequence[Score]) -> Cell:
     """A variant on a task, by its runs there; `best` is only known beside the others."""
-    summaries = [run.summary for run in runs if run.summary]
-    scores = tuple(float(summary["return.mean"]) for summary in summaries)
+    known = [run for run in runs if run.has_score]
+    scores = tuple(run.mean for run in known)
     score = Estimate(math.nan, math.nan, math.nan)
     if len(scores) > 1:
         score = estimate(mean, [np.array(scores)])
-    elif scores:
-        (summary,) = summaries
-        low = float(summary.get("return.low", math.nan))
-        high = float(summary.get("return.high", math.nan))
-        score = Estimate(scores[0], low, high)
+    elif known:
+        (only,) = known
+        score = Estimate(only.mean, only.low, only.high)
 
-    # On the preferred one of the scales that all runs have.
-    normalised: tuple[float, ...] = ()
-    scales = [scale for scale in NORMALISED if all(scale in summary for summary in summaries)]
-    if summaries and scales:
-        normalised = tuple(float(summary[scales[0]]) for summary in summaries)
-
+    normalised = tuple(run.normalised for run in known)
+    if any(math.isnan(each) for each in normalised):
+        normalised = ()
     share = float(np.mean([run.share for run in runs]))
-    finished = sum("episodes" in summary for summary in summaries)
+    finished = sum(run.finished for run in runs)
     return Cell(score, scores, normalised, len(runs), finished, share)
 
 
@@ -171,31 +157,17 @@ def is_better(scores: Sequence[Sequence[float]], others: Sequence[Sequence[float
     return is_confirmed(improvement, chance_of_improvement(ours, theirs))
 
 
-def _cost(runs: Sequence[FinishedRun]) -> Cost:
-    config = runs[0].config
-    learning = float(np.median([run.speed for run in runs]))
-    return Cost(learning, acting_speed(config), bytes_of_state(config.core_config))
+def _cost(scores: Sequence[Score]) -> Cost:
+    """What a variant costs, by all of its runs."""
+    learning = _median([score.learning for score in scores])
+    acting = _median([score.acting for score in scores])
+    return Cost(learning, acting, scores[0].state_bytes)
 
 
-def acting_speed(config: RunConfig) -> float:
-    """Steps a second when acting: of a run's network alone, on one core, 16 rows at a time."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        with torch.random.fork_rng([]), torch.no_grad():
-            agent = make_agent(config).alone().eval()
-            observation = agent.blank(ROWS)
-            action = agent.distribution.none(ROWS)[:, None]
-            reset = torch.zeros(ROWS, 1, dtype=torch.bool)
-            state = agent.with_cache(agent.initial_state(ROWS))
-            times = []
-            for _ in range(2 * STEPS):
-                begin = time.perf_counter()
-                state = agent(observation, action, torch.zeros(ROWS, 1), reset, state).state
-                times.append(time.perf_counter() - begin)
-        return ROWS / float(np.median(times[STEPS:]))
-    finally:
-        torch.set_num_threads(threads)
+def _median(numbers: Sequence[float]) -> float:
+    """Of the numbers that are known; NaN if none is."""
+    known = [number for number in numbers if not math.isnan(number)]
+    return float(np.median(known)) if known else math.nan
 
 
 def write_scoreboard(folder: Path, board: Scoreboard, command: str) -> Path:
@@ -301,6 +273,7 @@ def as_files(board: Scoreboard) -> dict[str, bytes]:
         "scoreboard.csv": format_csv(rows),
         "scoreboard.json": f"{format_json(rows, indent=1)}\n",
         "scoreboard.md": f"{scores}\n\n{costs}\n",
+        FILE: as_json(board.scores),
     }
     return {name: text.encode() for name, text in texts.items()}
 

@@ -89,6 +89,7 @@ def import_core(config: Configuration) -> None:
 def make_agent(config: RunConfig) -> Agent:
     """The run's network with new weights, drawn from torch's global generator."""
     import_core(config)
+    config = resolve_pixel_zero(config)
     names = tasks(config.env)
     has_teacher = config.learner.teacher_cost > 0
     if not has_teacher and untaught(config.env) != config.env:

@@ -1,5 +1,6 @@
 """`compare --suite`: what a suite trains, the table of tasks and cores, and a small suite on Ray."""
 
+import dataclasses
 import json
 import math
 import os
@@ -16,7 +17,9 @@ from commands.compare import _cost
 from commands.options import CompareOptions
 from commands.parsing import parse_train
 from reports.comparison import Estimate, read_run
-from reports.scoreboard import acting_speed, as_files, as_table, scoreboard, write_scoreboard
+from reports.scoreboard import Scoreboard, as_files, as_table, write_scoreboard
+from reports.scoreboard import scoreboard as board_of
+from reports.scores import Score, acting_speed, as_json, joined, read_scores, scores_of, settings_digest
 from storage.errors import UserError
 from tests.commands.cli import Commands, run
 from tests.commands.test_compare import table, write_run
@@ -153,6 +156,11 @@ def test_bad_input_is_one_clear_line(cli: Commands) -> None:
     )
     words = "--env: expected options that hold for all tasks of the suite"
     cli.refuse("compare", "--suite", "memory", "--cores", "gru", "--env", SHORT, words=words)
+
+
+def scoreboard(runs: list[Any]) -> Scoreboard:
+    """The table of runs."""
+    return board_of(scores_of(runs))
 
 
 def make_run(
@@ -298,6 +306,91 @@ def test_its_files_and_its_page(tmp_path: Path) -> None:
     ]
     found = table(tmp_path / "report" / "scoreboard.csv")
     assert [float(row["return"]) for row in found] == [1.0, 0.5]
+
+
+def test_scores_survive_their_file(tmp_path: Path) -> None:
+    folder = tmp_path / "runs"
+    folder.mkdir()
+    runs = [make_run(folder, "gru", SHORT, 3, 0.9, oracle_normalised=90.0), make_run(folder, "gru", OPEN, 0, 2.0)]
+    scores = scores_of(runs)
+    file = tmp_path / "scores.json"
+    file.write_text(as_json(scores))
+    first, second = read_scores(file)
+    assert first == scores[0]
+    assert (first.task, first.variant, first.seed, first.frames, first.normalised) == (SHORT, "gru", 3, 1000, 90.0)
+    assert math.isnan(second.normalised), "of a task whose best score is not known"
+    assert second._replace(normalised=0.0) == scores[1]._replace(normalised=0.0)
+    assert first.settings == second.settings, "the task is none of them"
+
+
+def test_settings_are_those_of_the_training_on_any_machine() -> None:
+    config = make_preset("general", "gru")
+    digest = settings_digest(config)
+    learner = dataclasses.replace(config.learner, precision="float32")
+    assert settings_digest(dataclasses.replace(config, env=LONG, seed=4, learner=learner)) == digest
+    changed = dataclasses.replace(config, learner=dataclasses.replace(config.learner, discount=0.9))
+    assert settings_digest(changed) != digest
+    assert settings_digest(make_preset("general", "lstm")) != digest
+
+
+def score(task: str = "a", variant: str = "gru", seed: int = 0, settings: str = "x", **more: Any) -> Score:
+    """A row."""
+    known = Score(task, variant, settings, seed, 1000, 0.5, 0.4, 0.6, 50.0, True, 1.0, 20.0, 30.0, 4)
+    return known._replace(**more)
+
+
+def test_rows_of_a_file_join_those_of_equal_terms() -> None:
+    """Own rows count where both have one. What was trained otherwise stands beside them, under another name."""
+    own = [score(), score(task="b"), score(variant="lstm")]
+    new = [score(seed=1), score(task="c"), score(variant="lru", settings="y")]
+    assert joined(own, [score(mean=0.9), *new], "f.json") == [*own, *new]
+
+    others = [score(settings="z"), score(task="c", settings="z"), score(variant="lstm", frames=2000)]
+    *_, first, second, third = joined(own, others, "f.json")
+    assert [first.variant, second.variant, third.variant] == ["gru (f.json)", "gru (f.json)", "lstm (f.json)"]
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ("{", "expected JSON"),
+        ("{}", "expected a list of scores, got {}"),
+        ("[3]", "row 0: expected an object of task, variant, settings, seed,"),
+        ('[{"task": "a"}]', "row 0: expected an object of task, variant, settings, seed,"),
+        ({"seed": "0"}, "row 1: seed: expected a whole number, got '0'"),
+        ({"finished": 1}, "row 1: finished: expected true or false, got 1"),
+        ({"mean": True}, "row 1: mean: expected a number or null, got True"),
+        ({"variant": None}, "row 1: variant: expected text, got None"),
+        ({"more": 1}, "row 1: expected an object of"),
+    ],
+)
+def test_files_of_scores_that_are_none(content: Any, words: str, tmp_path: Path, cli: Commands) -> None:
+    """They are refused before anything is trained."""
+    file = tmp_path / "scores.json"
+    if isinstance(content, dict):
+        content = json.dumps([score()._asdict(), score()._asdict() | content])
+    file.write_text(content)
+    folder = tmp_path / "sweep"
+    suite = ["compare", "--suite", "memory", "--cores", "gru", "--folder", folder]
+    cli.refuse(*suite, "--beside", file, words=["beside: ", str(file), words])
+    cli.refuse(*suite, "--beside", tmp_path / "none.json", words="none.json")
+    assert not folder.exists()
+
+
+def test_scores_of_files_need_a_table_of_agents(cli: Commands) -> None:
+    words = "beside: expected agents that are trained on several tasks"
+    cli.refuse("compare", "--from", "A", "B", "--beside", "scores.json", words=words)
+    cli.refuse("compare", "--kind", "text", "--beside", "scores.json", words=words)
+
+
+def test_the_table_of_a_sweep_has_the_scores_of_files(tmp_path: Path) -> None:
+    runs = [make_run(tmp_path, "gru", env, 0, 0.9, oracle_normalised=90.0) for env in (SHORT, LONG)]
+    trials = {each.path.name: each.config for each in runs}
+    others = [row._replace(variant="mycore", mean=0.7) for row in scores_of(runs)]
+    compare._scoreboard(tmp_path, trials, {"theirs.json": others}, "command", Console(width=80))
+    rows = read_scores(tmp_path / "report" / "scores.json")
+    assert [(row.variant, row.mean) for row in rows] == [("gru", 0.9), ("gru", 0.9), ("mycore", 0.7), ("mycore", 0.7)]
+    assert "mycore" in (tmp_path / "scoreboard.html").read_text()
 
 
 @pytest.mark.parametrize("env", [SHORT, "rooms:small", "gym:tests.envs.odd:Many-v0"])

@@ -1,0 +1,197 @@
+"""What each run of a table of tasks reached, a row a run: of runs in folders, and of files that others wrote.
+
+So runs of several machines, days and people stand in one table, of which only those of one's own need to be here.
+`scoreboard` makes the table.
+"""
+
+import hashlib
+import json
+import math
+import time
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from agent.core.matching import bytes_of_state
+from reports.comparison import KIND, FinishedRun
+from storage.files import Json, abbreviate, format_json, is_finite, read_json
+from training.config import RunConfig
+from training.factories import make_agent
+from training.grid import DATA, OF_DATA, label, training_fields
+
+FILE = "scores.json"
+"""Where a comparison writes its rows, in its folder `report`."""
+NORMALISED = [scale.final for scale in KIND["launch"].scales if scale.threshold is not None]
+"""Scores in percent of the best known, the preferred one first."""
+OF_MACHINE = {"learner.precision", "actors.precision", "learner.device", "actors.device"}
+"""Settings that differ between machines and make no other agent."""
+ROWS = 16
+STEPS = 20
+"""Environments that act together, and steps, when the time of acting is measured."""
+
+
+class Score(NamedTuple):
+    """A run. Numbers that are not known are NaN.
+
+    task: where it was evaluated. variant: the name of its agent, such as that of its core.
+    settings: a digest of all settings but the task's own, the seed and the machine's; equal variants have equal ones.
+    seed, frames: of its training.
+    mean, low, high: its return, with the interval over episodes. Of a run that was not evaluated yet, the last return
+        of its training.
+    normalised: the score in percent of the best known.
+    finished: whether it was evaluated. share: how much of its training is over.
+    learning, acting: steps a second. state_bytes: of the memory of one environment.
+    """
+
+    task: str
+    variant: str
+    settings: str
+    seed: int
+    frames: int
+    mean: float
+    low: float
+    high: float
+    normalised: float
+    finished: bool
+    share: float
+    learning: float
+    acting: float
+    state_bytes: int
+
+    @property
+    def has_score(self) -> bool:
+        """Whether there is a return."""
+        return not math.isnan(self.mean)
+
+
+def scores_of(runs: Sequence[FinishedRun]) -> list[Score]:
+    """The rows of agents' runs, which may be unfinished (`read_run(live=True)`); measures the speed of acting."""
+    names = label([run.config for run in runs])
+    acting: dict[str, float] = {}
+    found = []
+    for run, variant in zip(runs, names):
+        if variant not in acting:
+            acting[variant] = acting_speed(run.config)
+        found.append(_score(run, variant, acting[variant]))
+    return found
+
+
+def _score(run: FinishedRun, variant: str, acting: float) -> Score:
+    summary = run.summary
+    normalised = [float(summary[scale]) for scale in NORMALISED if scale in summary]
+    return Score(
+        task=run.data,
+        variant=variant,
+        settings=settings_digest(run.config),
+        seed=run.config.seed,
+        frames=run.config.frames,
+        mean=float(summary.get("return.mean", math.nan)),
+        low=float(summary.get("return.low", math.nan)),
+        high=float(summary.get("return.high", math.nan)),
+        normalised=normalised[0] if normalised else math.nan,
+        finished="episodes" in summary,
+        share=run.share,
+        learning=run.speed,
+        acting=acting,
+        state_bytes=bytes_of_state(run.config.core_config),
+    )
+
+
+def settings_digest(config: RunConfig) -> str:
+    """Sixteen hexadecimal digits, equal for agents that are trained in the same way on any task and machine."""
+    fields = training_fields(config)
+    for name in DATA | OF_DATA | OF_MACHINE | {"seed"}:
+        fields.pop(name, None)
+    text = json.dumps(fields, sort_keys=True, default=str)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def acting_speed(config: RunConfig) -> float:
+    """Steps a second when acting: of a run's network alone, on one core, 16 rows at a time."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        with torch.random.fork_rng([]), torch.no_grad():
+            agent = make_agent(config).alone().eval()
+            observation = agent.blank(ROWS)
+            action = agent.distribution.none(ROWS)[:, None]
+            reset = torch.zeros(ROWS, 1, dtype=torch.bool)
+            state = agent.with_cache(agent.initial_state(ROWS))
+            times = []
+            for _ in range(2 * STEPS):
+                begin = time.perf_counter()
+                state = agent(observation, action, torch.zeros(ROWS, 1), reset, state).state
+                times.append(time.perf_counter() - begin)
+        return ROWS / float(np.median(times[STEPS:]))
+    finally:
+        torch.set_num_threads(threads)
+
+
+def as_json(scores: Iterable[Score]) -> str:
+    """The rows as a file has them; what is not known is null."""
+    return f"{format_json([score._asdict() for score in scores], indent=1)}\n"
+
+
+def read_scores(path: Path) -> list[Score]:
+    """The rows of a file that `as_json` made.
+
+    Raises:
+        ValueError, OSError: if there is no such file, or something else in it; names the file, the row and the field.
+    """
+    rows = read_json(path)
+    if not isinstance(rows, list):
+        raise ValueError(f"{path}: expected a list of scores, got {abbreviate(rows)}")
+    return [_read_row(row, f"{path}: row {number}") for number, row in enumerate(rows)]
+
+
+def _read_row(row: Any, where: str) -> Score:
+    """A row of a file; `where` names it in errors."""
+    if not isinstance(row, dict) or row.keys() != set(Score._fields):
+        expected = f"an object of {', '.join(Score._fields)}"
+        raise ValueError(f"{where}: expected {expected}, got {abbreviate(row)}")
+    values: Json = {}
+    for name, kind in Score.__annotations__.items():
+        value = row[name]
+        if kind is float and value is None:
+            value = math.nan
+        elif kind is float and is_finite(value):
+            value = float(value)
+        elif type(value) is not kind:
+            raise ValueError(f"{where}: {name}: expected {_KINDS[kind]}, got {abbreviate(value)}")
+        values[name] = value
+    return Score(**values)
+
+
+_KINDS = {str: "text", int: "a whole number", float: "a number or null", bool: "true or false"}
+
+
+def joined(own: Sequence[Score], others: Sequence[Score], file: str) -> list[Score]:
+    """Rows, and those of a file that are not among them.
+
+    A variant of the file that has the name of another one, and other settings or, on the same task, other frames, is
+    called by the name of the file as well: they were not trained on equal terms.
+    """
+    known = {(score.task, score.variant, score.seed) for score in own}
+    different = {score.variant for score in others if _differs(score, own)}
+    found = list(own)
+    for score in others:
+        if score.variant in different:
+            score = score._replace(variant=f"{score.variant} ({file})")
+        if (score.task, score.variant, score.seed) not in known:
+            found.append(score)
+    return found
+
+
+def _differs(score: Score, own: Sequence[Score]) -> bool:
+    """Whether a variant of its name is another one: in its settings or, on the same task, in its frames."""
+    for each in own:
+        if each.variant != score.variant:
+            continue
+        if each.settings != score.settings:
+            return True
+        if each.task == score.task and each.frames != score.frames:
+            return True
+    return False
