@@ -20,7 +20,7 @@ from reports.pages import write_page
 from reports.scores import FILE, Score, as_json
 from reports.statistics import chance_of_improvement, interquartile_mean, mean, probability_of_improvement
 from reports.tables import significant
-from storage.files import format_csv, format_json, replacing, require_no_link
+from storage.files import format_csv, format_json, printable, replacing, require_no_link
 from training.console import plural, quantity
 
 REFERENCES = {"random": "random", "memoryless": "best without memory", "oracle": "oracle", "human": "human"}
@@ -284,9 +284,9 @@ def _markdown(table: dict[str, Any]) -> str:
     def text(cell: Any) -> str:
         if isinstance(cell, dict) and cell.get("best"):
             cell = {**cell, "text": f"**{cell['text']}**"}
-        return cell_text(cell).replace("  ", " ")
+        return printable(cell_text(cell).replace("  ", " "))
 
-    head = table["head"]
+    head = [printable(title) for title in table["head"]]
     lines = [head, ["---"] * len(head)]
     for row in table["rows"]:
         lines.append([text(cell) for cell in row])

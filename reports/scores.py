@@ -16,6 +16,7 @@ import numpy as np
 import torch
 
 from agent.core.matching import bytes_of_state
+from envs import reference_scores
 from reports.comparison import KIND, FinishedRun
 from storage.files import Json, abbreviate, format_json, is_finite, read_json
 from training.config import RunConfig
@@ -162,7 +163,16 @@ def _read_row(row: Any, where: str) -> Score:
         elif type(value) is not kind:
             raise ValueError(f"{where}: {name}: expected {_KINDS[kind]}, got {abbreviate(value)}")
         values[name] = value
-    return Score(**values)
+
+    score = Score(**values)
+    try:
+        reference_scores(score.task)
+    except ValueError as error:
+        raise ValueError(f"{where}: task: {error}") from error
+    least = min(score.seed, score.frames, score.state_bytes)
+    if least < 0 or not 0 <= score.share <= 1:
+        raise ValueError(f"{where}: expected numbers from 0, and a share up to 1, got {abbreviate(row)}")
+    return score
 
 
 _KINDS = {str: "text", int: "a whole number", float: "a number or null", bool: "true or false"}

@@ -333,7 +333,7 @@ def test_settings_are_those_of_the_training_on_any_machine() -> None:
     assert settings_digest(make_preset("general", "lstm")) != digest
 
 
-def score(task: str = "a", variant: str = "gru", seed: int = 0, settings: str = "x", **more: Any) -> Score:
+def score(task: str = SHORT, variant: str = "gru", seed: int = 0, settings: str = "x", **more: Any) -> Score:
     """A row."""
     known = Score(task, variant, settings, seed, 1000, 0.5, 0.4, 0.6, 50.0, True, 1.0, 20.0, 30.0, 4)
     return known._replace(**more)
@@ -341,11 +341,11 @@ def score(task: str = "a", variant: str = "gru", seed: int = 0, settings: str = 
 
 def test_rows_of_a_file_join_those_of_equal_terms() -> None:
     """Own rows count where both have one. What was trained otherwise stands beside them, under another name."""
-    own = [score(), score(task="b"), score(variant="lstm")]
-    new = [score(seed=1), score(task="c"), score(variant="lru", settings="y")]
+    own = [score(), score(task=LONG), score(variant="lstm")]
+    new = [score(seed=1), score(task=OPEN), score(variant="lru", settings="y")]
     assert joined(own, [score(mean=0.9), *new], "f.json") == [*own, *new]
 
-    others = [score(settings="z"), score(task="c", settings="z"), score(variant="lstm", frames=2000)]
+    others = [score(settings="z"), score(task=OPEN, settings="z"), score(variant="lstm", frames=2000)]
     *_, first, second, third = joined(own, others, "f.json")
     assert [first.variant, second.variant, third.variant] == ["gru (f.json)", "gru (f.json)", "lstm (f.json)"]
 
@@ -362,6 +362,10 @@ def test_rows_of_a_file_join_those_of_equal_terms() -> None:
         ({"mean": True}, "row 1: mean: expected a number or null, got True"),
         ({"variant": None}, "row 1: variant: expected text, got None"),
         ({"more": 1}, "row 1: expected an object of"),
+        ({"task": "evil"}, "row 1: task: environment 'evil': expected 'kind:name'"),
+        ({"task": "diagnostic:evil"}, "row 1: task: no diagnostic task 'evil'"),
+        ({"share": 1.5}, "row 1: expected numbers from 0, and a share up to 1"),
+        ({"state_bytes": -1}, "row 1: expected numbers from 0"),
     ],
 )
 def test_files_of_scores_that_are_none(content: Any, words: str, tmp_path: Path, cli: Commands) -> None:
