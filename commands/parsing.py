@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import tyro
 
+from agent.core.config import is_custom
 from agent.core.fields import Several
 from commands.options import OPTIONS, CompareOptions, LaunchOptions, TrainingOptions
 from learner.config import ReplayConfig
@@ -114,7 +115,7 @@ def parse_train(kind: str, words: Sequence[str]) -> Any:
         found = _with_actors_for_tasks(found, words)
     if defaults.run and found.core != defaults.core:
         raise UserError(f"core: expected {defaults.core} as in {defaults.run}, got {found.core}")
-    if core_name(found) != found.core:
+    if is_custom(found.core) and core_name(found) != found.core:
         raise UserError(f"core: expected one name of it, got --core {found.core} and {core_name(found)}")
     if found.resume:
         _require_fixed(defaults.config, found)
