@@ -29,6 +29,8 @@ NORMALISED = [scale.final for scale in KIND["launch"].scales if scale.threshold 
 """Scores in percent of the best known, the preferred one first."""
 OF_MACHINE = {"learner.precision", "actors.precision", "learner.device", "actors.device"}
 """Settings that differ between machines and make no other agent."""
+_KINDS = {str: "text", int: "a whole number", float: "a number or null", bool: "true or false"}
+"""What a file has for the fields of a `Score`, in words."""
 ROWS = 16
 STEPS = 20
 """Environments that act together, and steps, when the time of acting is measured."""
@@ -175,22 +177,21 @@ def _read_row(row: Any, where: str) -> Score:
     return score
 
 
-_KINDS = {str: "text", int: "a whole number", float: "a number or null", bool: "true or false"}
-
-
 def joined(own: Sequence[Score], others: Sequence[Score], file: str) -> list[Score]:
     """Rows, and those of a file that are not among them.
 
     A variant of the file that has the name of another one, and other settings or, on the same task, other frames, is
     called by the name of the file as well: they were not trained on equal terms.
     """
-    known = {(score.task, score.variant, score.seed) for score in own}
     different = {score.variant for score in others if _differs(score, own)}
+    known = {(score.task, score.variant, score.seed) for score in own}
     found = list(own)
     for score in others:
         if score.variant in different:
             score = score._replace(variant=f"{score.variant} ({file})")
-        if (score.task, score.variant, score.seed) not in known:
+        run = (score.task, score.variant, score.seed)
+        if run not in known:
+            known.add(run)
             found.append(score)
     return found
 

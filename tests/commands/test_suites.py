@@ -343,7 +343,7 @@ def test_rows_of_a_file_join_those_of_equal_terms() -> None:
     """Own rows count where both have one. What was trained otherwise stands beside them, under another name."""
     own = [score(), score(task=LONG), score(variant="lstm")]
     new = [score(seed=1), score(task=OPEN), score(variant="lru", settings="y")]
-    assert joined(own, [score(mean=0.9), *new], "f.json") == [*own, *new]
+    assert joined(own, [score(mean=0.9), *new, score(seed=1, mean=0.9)], "f.json") == [*own, *new]
 
     others = [score(settings="z"), score(task=OPEN, settings="z"), score(variant="lstm", frames=2000)]
     *_, first, second, third = joined(own, others, "f.json")
