@@ -15,7 +15,7 @@ from envs.guard import EnvironmentFailed, EnvironmentLost, WrongOutput, limit_ca
 
 if TYPE_CHECKING:
     from envs.actions import ActionVector, ChoiceColumn, NumberColumns
-    from envs.registry import drawing, make_device, make_vector, prepare, with_view
+    from envs.registry import drawing, make_device, make_vector, observe, prepare, with_view
     from envs.scores import chance_of_choice, mean_normalised, reference_scores
     from envs.specs import foreign_code, held_out, parse_spec, require_consent, tasks, untaught
 
@@ -34,6 +34,7 @@ __all__ = [
     "make_device",
     "make_vector",
     "mean_normalised",
+    "observe",
     "parse_spec",
     "prepare",
     "reference_scores",
@@ -47,7 +48,7 @@ names.register()
 
 _MODULES = {
     "actions": ("ActionVector", "ChoiceColumn", "NumberColumns"),
-    "registry": ("drawing", "make_device", "make_vector", "prepare", "with_view"),
+    "registry": ("drawing", "make_device", "make_vector", "observe", "prepare", "with_view"),
     "scores": ("chance_of_choice", "mean_normalised", "reference_scores"),
     "specs": ("foreign_code", "held_out", "parse_spec", "require_consent", "tasks", "untaught"),
 }

@@ -281,6 +281,22 @@ def prepare(spec: str, skip_missing: bool = False) -> str:
     return ",".join(task for task in names if task not in missing)
 
 
+def observe(task: str, steps: int) -> Any:
+    """The observation of one environment after a number of random actions, the same at each call.
+
+    Raises:
+        ValueError, ImportError, EnvironmentFailed: as `prepare`.
+    """
+    with _begun(task) as envs:
+        envs.action_space.seed(0)
+        observation: Any = None
+        for _ in range(steps):
+            action = envs.action_space.sample()
+            with calling(task, "in step", action):
+                observation, *_ = envs.step(action)
+        return observation
+
+
 @contextmanager
 def _begun(task: str) -> Iterator[VectorEnv]:
     """Makes an environment and resets it; closes it after the block."""

@@ -17,7 +17,7 @@ from agent.encoders import part_shapes
 from agent.memory_check import build_network
 from agent.precision import resolve_precision
 from agent.teaching import TaughtAgent
-from envs import limit_calls, make_vector, tasks, untaught
+from envs import limit_calls, make_vector, observe, tasks, untaught
 from envs.guard import close
 from envs.gym import import_named
 from learner.learner import Learner, resolve_device
@@ -229,15 +229,8 @@ def _pixels(task: str) -> list[np.ndarray]:
     seen, _ = inspect_task(task)
     if not any(len(shape) == 3 for shape in part_shapes(seen.observation_shape)):
         return []
-    envs = make_vector(task, 1)
-    try:
-        observation, _ = envs.reset(seed=0)
-        envs.action_space.seed(0)
-        # A stack of frames begins with empty ones.
-        for _ in range(PIXEL_STEPS):
-            observation, *_ = envs.step(envs.action_space.sample())
-    finally:
-        close(envs, task)
+    # A stack of frames begins with empty ones.
+    observation = observe(task, PIXEL_STEPS)
     return [part.ravel() for part in _arrays(observation) if part.dtype == np.uint8]
 
 
