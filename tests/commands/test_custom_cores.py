@@ -3,12 +3,17 @@
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from agent.core import CustomCoreConfig
+from commands.parsing import parse_train
 from storage.run import Run
 from tests.commands.cli import Commands, run_in, saved_steps
 from tests.custom_cores import __name__ as HERE
+from training.config import RunConfig
+from training.grid import make_trials
 from training.plain import read_config
 
 AVERAGE = f"{HERE}:Average"
@@ -111,6 +116,22 @@ def test_runs_with_custom_cores_are_compared(averaging: Path, tmp_path: Path, cl
     compare = ["compare", "--from", averaging, other, "--folder", tmp_path / "both"]
     cli.refuse(*compare, words=f"--allow core:{AVERAGE}")
     assert AVERAGE in cli.run(*compare, ALLOW)
+
+
+def test_options_of_a_core_hold_for_that_alone() -> None:
+    def parse(words: list[str]) -> RunConfig:
+        return parse_train("launch", words).config
+
+    def make(*options: str, vary: Any = ()) -> list[Any]:
+        cores = [AVERAGE, "memoryless"]
+        trials = make_trials(RunConfig, parse, "general", cores, [], [0], vary, options)
+        return [config.agent.core for config in trials.values()]
+
+    own, memoryless = make("--agent.core.arguments", "keep=0.8", "--agent.core.num-layers", "1")
+    assert own == CustomCoreConfig(AVERAGE, 64, ("keep=0.8",))
+    assert memoryless.num_layers == 1
+    first, second, _ = make(vary=[("agent.core.arguments", ("keep=0.8", "keep=0.9"))])
+    assert [first.arguments, second.arguments] == [("keep=0.8",), ("keep=0.9",)]
 
 
 @pytest.mark.ray
