@@ -284,6 +284,8 @@ def _train(folder: Path, trials: dict[str, Any], options: CompareOptions, consol
     with Run(folder).lock():
         todo = [name for name, config in trials.items() if not is_finished(Run(folder / name), config)]
         again = f"{program()} compare --resume {shlex.quote(str(folder))}{permissions(*trials.values())}"
+        if options.beside:
+            again += f" --beside {shlex.join(map(str, options.beside))}"
         lines = {
             "folder": str(folder),
             "runs": f"{len(trials)}, {len(trials) - len(todo)} of them finished",

@@ -73,16 +73,17 @@ class Score(NamedTuple):
 def scores_of(runs: Sequence[FinishedRun]) -> list[Score]:
     """The rows of agents' runs, which may be unfinished (`read_run(live=True)`); measures the speed of acting."""
     names = label([run.config for run in runs])
-    acting: dict[str, float] = {}
+    costs: dict[str, tuple[float, int]] = {}
     found = []
     for run, variant in zip(runs, names):
-        if variant not in acting:
-            acting[variant] = acting_speed(run.config)
-        found.append(_score(run, variant, acting[variant]))
+        if variant not in costs:
+            costs[variant] = acting_speed(run.config), bytes_of_state(run.config.core_config)
+        found.append(_score(run, variant, *costs[variant]))
     return found
 
 
-def _score(run: FinishedRun, variant: str, acting: float) -> Score:
+def _score(run: FinishedRun, variant: str, acting: float, state_bytes: int) -> Score:
+    """The row of a run, and what its variant costs."""
     summary = run.summary
     normalised = [float(summary[scale]) for scale in NORMALISED if scale in summary]
     return Score(
@@ -99,7 +100,7 @@ def _score(run: FinishedRun, variant: str, acting: float) -> Score:
         share=run.share,
         learning=run.speed,
         acting=acting,
-        state_bytes=bytes_of_state(run.config.core_config),
+        state_bytes=state_bytes,
     )
 
 
@@ -108,7 +109,7 @@ def settings_digest(config: RunConfig) -> str:
     fields = training_fields(config)
     for name in DATA | OF_DATA | OF_MACHINE | {"seed"}:
         fields.pop(name, None)
-    text = json.dumps(fields, sort_keys=True, default=str)
+    text = json.dumps(fields, sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 

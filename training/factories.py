@@ -224,8 +224,9 @@ def resolve_pixel_zero(config: RunConfig) -> RunConfig:
     return dataclasses.replace(config, agent=dataclasses.replace(config.agent, pixel_zero=zero))
 
 
+@functools.cache
 def _pixels(task: str) -> list[np.ndarray]:
-    """The pixels of each image that a task shows after some random actions."""
+    """The pixels of each image that a task shows after some random actions; looked at once for all variants."""
     seen, _ = inspect_task(task)
     if not any(len(shape) == 3 for shape in part_shapes(seen.observation_shape)):
         return []

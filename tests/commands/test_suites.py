@@ -409,9 +409,15 @@ def test_a_suite_is_trained_and_shown(tmp_path: Path) -> None:
     folder = tmp_path / "suite"
     words = ["--suite", "horizon", "--cores", "gru", "memoryless", "--seeds", "0", "--frames", "4k", "--folder", folder]
     words += ["--eval-episodes", "1", "--video-episodes", "0", "--actors.max-episode-steps", "20000"]
+    beside = tmp_path / "theirs.json"
+    beside.write_text(as_json([score(variant="theirs")]))
+    words += ["--beside", beside]
     ended = run("compare", *words)
     assert ended.returncode == 0, ended.stderr
     assert "for 4 runs of" in ended.stdout
     assert "scoreboard.html" in ended.stdout
+    assert f"--beside {beside}\n" in ended.stdout, "the command that resumes"
     rows = json.loads((folder / "report" / "scoreboard.json").read_text())
-    assert {(row["task"], row["finished"]) for row in rows} == {(task.eval_env, 1) for task in SUITES["horizon"]}
+    own = {(row["task"], row["finished"]) for row in rows if row["variant"] != "theirs"}
+    assert own == {(task.eval_env, 1) for task in SUITES["horizon"]}
+    assert len(read_scores(folder / "report" / "scores.json")) == 5
