@@ -360,7 +360,9 @@ def _scoreboard(
         return
     scores = scores_of(runs)
     for file, others in beside.items():
-        scores = joined(scores, others, file)
+        scores, different = joined(scores, others, file)
+        for variant, words in different.items():
+            say(console, f"{variant}: trained otherwise: {words}", "yellow")
     board = scoreboard.scoreboard(scores)
     page = scoreboard.write_scoreboard(folder, board, command)
     for table in (scoreboard.as_table(board), scoreboard.costs_table(board)):

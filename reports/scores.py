@@ -4,7 +4,7 @@ So runs of several machines, days and people stand in one table, of which only t
 `scoreboard` makes the table.
 """
 
-import hashlib
+import dataclasses
 import json
 import math
 import time
@@ -15,10 +15,11 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
+from agent.core import AgentCoreConfig, CustomCoreConfig, is_custom
 from agent.core.matching import bytes_of_state
 from envs import reference_scores
 from reports.comparison import KIND, FinishedRun
-from storage.files import Json, abbreviate, format_json, is_finite, read_json
+from storage.files import Json, abbreviate, format_json, is_finite, read_json, require_schema
 from training.config import RunConfig
 from training.factories import make_agent
 from training.grid import DATA, OF_DATA, label, training_fields
@@ -31,6 +32,8 @@ OF_MACHINE = {"learner.precision", "actors.precision", "learner.device", "actors
 """Settings that differ between machines and make no other agent."""
 _KINDS = {str: "text", int: "a whole number", float: "a number or null", bool: "true or false"}
 """What a file has for the fields of a `Score`, in words."""
+SHOWN = 3
+"""Settings that are named where two variants differ in more."""
 ROWS = 16
 STEPS = 20
 """Environments that act together, and steps, when the time of acting is measured."""
@@ -40,7 +43,7 @@ class Score(NamedTuple):
     """A run. Numbers that are not known are NaN.
 
     task: where it was evaluated. variant: the name of its agent, such as that of its core.
-    settings: a digest of all settings but the task's own, the seed and the machine's; equal variants have equal ones.
+    settings: of its training, see `settings_of`; equal variants have equal ones.
     seed, frames: of its training.
     mean, low, high: its return, with the interval over episodes. Of a run that was not evaluated yet, the last return
         of its training.
@@ -51,7 +54,7 @@ class Score(NamedTuple):
 
     task: str
     variant: str
-    settings: str
+    settings: Json
     seed: int
     frames: int
     mean: float
@@ -89,7 +92,7 @@ def _score(run: FinishedRun, variant: str, acting: float, state_bytes: int) -> S
     return Score(
         task=run.data,
         variant=variant,
-        settings=settings_digest(run.config),
+        settings=settings_of(run.config),
         seed=run.config.seed,
         frames=run.config.frames,
         mean=float(summary.get("return.mean", math.nan)),
@@ -104,13 +107,35 @@ def _score(run: FinishedRun, variant: str, acting: float, state_bytes: int) -> S
     )
 
 
-def settings_digest(config: RunConfig) -> str:
-    """Sixteen hexadecimal digits, equal for agents that are trained in the same way on any task and machine."""
+def settings_of(config: RunConfig) -> Json:
+    """The settings of an agent by full name, those of its task, its seed and its machine left out, as JSON has them."""
     fields = training_fields(config)
     for name in DATA | OF_DATA | OF_MACHINE | {"seed"}:
         fields.pop(name, None)
-    text = json.dumps(fields, sort_keys=True)
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
+    found: Json = json.loads(json.dumps(fields))  # which has lists for tuples
+    return found
+
+
+def _completed(settings: Json) -> Json:
+    """The settings of a file, which may be older than some of today's: these have their defaults then.
+
+    So does the configuration of a run that is resumed. A setting that is no more stays, and nothing of today equals it.
+    """
+    core = settings.get("agent.core.name")
+    kind = RunConfig.cores.get(core) if isinstance(core, str) else None
+    config = RunConfig()
+    if isinstance(core, str) and is_custom(core):
+        config = _with_core(config, CustomCoreConfig(core))
+    elif kind is not None:
+        config = _with_core(config, kind())
+    else:
+        return settings
+    return settings_of(config) | settings
+
+
+def _with_core(config: RunConfig, core: AgentCoreConfig) -> RunConfig:
+    """The configuration with another core."""
+    return dataclasses.replace(config, agent=dataclasses.replace(config.agent, core=core))
 
 
 def acting_speed(config: RunConfig) -> float:
@@ -135,8 +160,18 @@ def acting_speed(config: RunConfig) -> float:
 
 
 def as_json(scores: Iterable[Score]) -> str:
-    """The rows as a file has them; what is not known is null."""
-    return f"{format_json([score._asdict() for score in scores], indent=1)}\n"
+    """The rows as a file has them; what is not known is null.
+
+    Settings, of which many rows have the same, are a list of their own. Rows have their places in it.
+    """
+    settings: list[Json] = []
+    rows = []
+    for score in scores:
+        if score.settings not in settings:
+            settings.append(score.settings)
+        place = settings.index(score.settings)
+        rows.append(score._asdict() | {"settings": place})
+    return f"{format_json({'settings': settings, 'scores': rows}, indent=1)}\n"
 
 
 def read_scores(path: Path) -> list[Score]:
@@ -145,21 +180,32 @@ def read_scores(path: Path) -> list[Score]:
     Raises:
         ValueError, OSError: if there is no such file, or something else in it; names the file, the row and the field.
     """
-    rows = read_json(path)
-    if not isinstance(rows, list):
-        raise ValueError(f"{path}: expected a list of scores, got {abbreviate(rows)}")
-    return [_read_row(row, f"{path}: row {number}") for number, row in enumerate(rows)]
+    plain = read_json(path)
+    require_schema(plain, {"settings": list, "scores": list}, str(path))
+    settings = []
+    for place, each in enumerate(plain["settings"]):
+        if not isinstance(each, dict):
+            raise ValueError(f"{path}: settings {place}: expected an object, got {abbreviate(each)}")
+        try:
+            settings.append(_completed(each))
+        except ValueError as error:  # the name of a custom core
+            raise ValueError(f"{path}: settings {place}: agent.core.{error}") from error
+    return [_read_row(row, settings, f"{path}: row {number}") for number, row in enumerate(plain["scores"])]
 
 
-def _read_row(row: Any, where: str) -> Score:
-    """A row of a file; `where` names it in errors."""
+def _read_row(row: Any, settings: Sequence[Json], where: str) -> Score:
+    """A row of a file, and the settings of this; `where` names the row in errors."""
     if not isinstance(row, dict) or row.keys() != set(Score._fields):
         expected = f"an object of {', '.join(Score._fields)}"
         raise ValueError(f"{where}: expected {expected}, got {abbreviate(row)}")
     values: Json = {}
     for name, kind in Score.__annotations__.items():
         value = row[name]
-        if kind is float and value is None:
+        if name == "settings":
+            if type(value) is not int or not 0 <= value < len(settings):
+                raise ValueError(f"{where}: settings: expected a place in the file's list, got {abbreviate(value)}")
+            value = settings[value]
+        elif kind is float and value is None:
             value = math.nan
         elif kind is float and is_finite(value):
             value = float(value)
@@ -178,32 +224,58 @@ def _read_row(row: Any, where: str) -> Score:
     return score
 
 
-def joined(own: Sequence[Score], others: Sequence[Score], file: str) -> list[Score]:
+def joined(own: Sequence[Score], others: Sequence[Score], file: str) -> tuple[list[Score], dict[str, str]]:
     """Rows, and those of a file that are not among them.
 
     A variant of the file that has the name of another one, and other settings or, on the same task, other frames, is
     called by the name of the file as well: they were not trained on equal terms.
+
+    Returns:
+        the rows, and what is different, by the name of each such variant.
     """
-    different = {score.variant for score in others if _differs(score, own)}
+    different: dict[str, str] = {}
+    for score in others:
+        words = _difference(score, own)
+        if words:
+            different.setdefault(score.variant, words)
     known = {(score.task, score.variant, score.seed) for score in own}
     found = list(own)
     for score in others:
         if score.variant in different:
-            score = score._replace(variant=f"{score.variant} ({file})")
+            score = score._replace(variant=_beside(score.variant, file))
         run = (score.task, score.variant, score.seed)
         if run not in known:
             known.add(run)
             found.append(score)
-    return found
+    return found, {_beside(variant, file): words for variant, words in different.items()}
 
 
-def _differs(score: Score, own: Sequence[Score]) -> bool:
-    """Whether a variant of its name is another one: in its settings or, on the same task, in its frames."""
+def _beside(variant: str, file: str) -> str:
+    """The name of a variant of a file that was trained otherwise than that of the same name."""
+    return f"{variant} ({file})"
+
+
+def _difference(score: Score, own: Sequence[Score]) -> str:
+    """In what a variant differs from the one of its name: settings or, on the same task, frames; "" if in nothing."""
     for each in own:
         if each.variant != score.variant:
             continue
         if each.settings != score.settings:
-            return True
+            names = [name for name in each.settings | score.settings if _differ(name, each, score)]
+            shown = [f"{name} {_value(name, score)}, here {_value(name, each)}" for name in names[:SHOWN]]
+            if len(names) > SHOWN:
+                shown.append(f"{len(names) - SHOWN} more")
+            return "; ".join(shown)
         if each.task == score.task and each.frames != score.frames:
-            return True
-    return False
+            return f"{score.task}: {score.frames} frames, here {each.frames}"
+    return ""
+
+
+def _differ(name: str, first: Score, second: Score) -> bool:
+    """Whether two runs differ in a setting."""
+    return first.settings.get(name) != second.settings.get(name)
+
+
+def _value(name: str, score: Score) -> str:
+    """The value of a setting in words; cores do not have all of them."""
+    return abbreviate(score.settings[name]) if name in score.settings else "none"

@@ -19,7 +19,7 @@ from commands.parsing import parse_train
 from reports.comparison import Estimate, read_run
 from reports.scoreboard import Scoreboard, as_files, as_table, write_scoreboard
 from reports.scoreboard import scoreboard as board_of
-from reports.scores import Score, acting_speed, as_json, joined, read_scores, scores_of, settings_digest
+from reports.scores import Score, acting_speed, as_json, joined, read_scores, scores_of, settings_of
 from storage.errors import UserError
 from tests.commands.cli import Commands, run
 from tests.commands.test_compare import table, write_run
@@ -325,16 +325,37 @@ def test_scores_survive_their_file(tmp_path: Path) -> None:
 
 def test_settings_are_those_of_the_training_on_any_machine() -> None:
     config = make_preset("general", "gru")
-    digest = settings_digest(config)
+    settings = settings_of(config)
+    assert settings["learner.discount"] == config.learner.discount
     learner = dataclasses.replace(config.learner, precision="float32")
-    assert settings_digest(dataclasses.replace(config, env=LONG, seed=4, learner=learner)) == digest
+    assert settings_of(dataclasses.replace(config, env=LONG, seed=4, learner=learner)) == settings
     changed = dataclasses.replace(config, learner=dataclasses.replace(config.learner, discount=0.9))
-    assert settings_digest(changed) != digest
-    assert settings_digest(make_preset("general", "lstm")) != digest
+    assert settings_of(changed) == settings | {"learner.discount": 0.9}
+    assert settings_of(make_preset("general", "lstm")) == settings | {"agent.core.name": "lstm"}
 
 
-def score(task: str = SHORT, variant: str = "gru", seed: int = 0, settings: str = "x", **more: Any) -> Score:
+@pytest.mark.parametrize("core", [*RunConfig.cores, "my.module:Core"])
+def test_settings_that_a_file_does_not_know_have_their_defaults(core: str, tmp_path: Path) -> None:
+    """A file that was written before there was an option stands for agents trained with its default."""
+    now = settings_of(make_preset("general", core))
+    defaults = {"learner.popart": RunConfig().learner.popart, "agent.core.model_size": 256}
+    assert all(now[name] != value for name, value in defaults.items()), "the preset has others"
+    file = tmp_path / "scores.json"
+    before = {name: value for name, value in now.items() if name not in defaults}
+    file.write_text(as_json([score(settings=before)]))
+    (read,) = read_scores(file)
+    assert read.settings == now | defaults
+
+    # An option that is no more, and a core that is none of today's: other agents.
+    file.write_text(as_json([score(settings=now | {"agent.gone": 1}), score(settings={"agent.core.name": "gone"})]))
+    first, second = read_scores(file)
+    assert first.settings == now | {"agent.gone": 1}
+    assert second.settings == {"agent.core.name": "gone"}
+
+
+def score(task: str = SHORT, variant: str = "gru", seed: int = 0, **more: Any) -> Score:
     """A row."""
+    settings = {"agent.core.name": "gone", "a": 1}
     known = Score(task, variant, settings, seed, 1000, 0.5, 0.4, 0.6, 50.0, True, 1.0, 20.0, 30.0, 4)
     return known._replace(**more)
 
@@ -342,21 +363,33 @@ def score(task: str = SHORT, variant: str = "gru", seed: int = 0, settings: str 
 def test_rows_of_a_file_join_those_of_equal_terms() -> None:
     """Own rows count where both have one. What was trained otherwise stands beside them, under another name."""
     own = [score(), score(task=LONG), score(variant="lstm")]
-    new = [score(seed=1), score(task=OPEN), score(variant="lru", settings="y")]
-    assert joined(own, [score(mean=0.9), *new, score(seed=1, mean=0.9)], "f.json") == [*own, *new]
+    new = [score(seed=1), score(task=OPEN), score(variant="lru", settings={"b": 2})]
+    rows, different = joined(own, [score(mean=0.9), *new, score(seed=1, mean=0.9)], "f.json")
+    assert rows == [*own, *new]
+    assert different == {}
 
-    others = [score(settings="z"), score(task=OPEN, settings="z"), score(variant="lstm", frames=2000)]
-    *_, first, second, third = joined(own, others, "f.json")
+    other = {"a": [2], "b": 2, "c": 3, "d": 4}
+    others = [score(settings=other), score(task=OPEN, settings=other), score(variant="lstm", frames=2000)]
+    (*_, first, second, third), different = joined(own, others, "f.json")
     assert [first.variant, second.variant, third.variant] == ["gru (f.json)", "gru (f.json)", "lstm (f.json)"]
+    assert different == {
+        "gru (f.json)": "agent.core.name none, here 'gone'; a [2], here 1; b 2, here none; 2 more",
+        "lstm (f.json)": f"{SHORT}: 2000 frames, here 1000",
+    }
 
 
 @pytest.mark.parametrize(
     ("content", "words"),
     [
         ("{", "expected JSON"),
-        ("{}", "expected a list of scores, got {}"),
-        ("[3]", "row 0: expected an object of task, variant, settings, seed,"),
-        ('[{"task": "a"}]', "row 0: expected an object of task, variant, settings, seed,"),
+        ("[]", "expected an object, got []"),
+        ("{}", "expected settings, scores in it, got []"),
+        ('{"settings": [], "scores": [3]}', "row 0: expected an object of task, variant, settings, seed,"),
+        ('{"settings": [], "scores": [{"task": "a"}]}', "row 0: expected an object of task, variant, settings, seed,"),
+        ('{"settings": [3], "scores": []}', "settings 0: expected an object, got 3"),
+        ('{"settings": [{"agent.core.name": "a:-"}], "scores": []}', "settings 0: agent.core.name: expected MODULE:CL"),
+        ({"settings": 1}, "row 1: settings: expected a place in the file's list, got 1"),
+        ({"settings": {}}, "row 1: settings: expected a place in the file's list, got {}"),
         ({"seed": "0"}, "row 1: seed: expected a whole number, got '0'"),
         ({"finished": 1}, "row 1: finished: expected true or false, got 1"),
         ({"mean": True}, "row 1: mean: expected a number or null, got True"),
@@ -372,7 +405,9 @@ def test_files_of_scores_that_are_none(content: Any, words: str, tmp_path: Path,
     """They are refused before anything is trained."""
     file = tmp_path / "scores.json"
     if isinstance(content, dict):
-        content = json.dumps([score()._asdict(), score()._asdict() | content])
+        plain = json.loads(as_json([score(), score(seed=1)]))
+        plain["scores"][1] |= content
+        content = json.dumps(plain)
     file.write_text(content)
     folder = tmp_path / "sweep"
     suite = ["compare", "--suite", "memory", "--cores", "gru", "--folder", folder]
