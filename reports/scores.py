@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from agent.core import AgentCoreConfig, CustomCoreConfig, is_custom
+from agent.core import CustomCoreConfig, is_custom
 from agent.core.matching import bytes_of_state
 from envs import reference_scores
 from reports.comparison import KIND, FinishedRun
@@ -121,21 +121,17 @@ def _completed(settings: Json) -> Json:
 
     So does the configuration of a run that is resumed. A setting that is no more stays, and nothing of today equals it.
     """
-    core = settings.get("agent.core.name")
-    kind = RunConfig.cores.get(core) if isinstance(core, str) else None
-    config = RunConfig()
-    if isinstance(core, str) and is_custom(core):
-        config = _with_core(config, CustomCoreConfig(core))
-    elif kind is not None:
-        config = _with_core(config, kind())
+    name = settings.get("agent.core.name")
+    core: Any
+    if isinstance(name, str) and is_custom(name):
+        core = CustomCoreConfig(name)
+    elif isinstance(name, str) and name in RunConfig.cores:
+        core = RunConfig.cores[name]()
     else:
         return settings
-    return settings_of(config) | settings
-
-
-def _with_core(config: RunConfig, core: AgentCoreConfig) -> RunConfig:
-    """The configuration with another core."""
-    return dataclasses.replace(config, agent=dataclasses.replace(config.agent, core=core))
+    config = RunConfig()
+    agent = dataclasses.replace(config.agent, core=core)
+    return settings_of(dataclasses.replace(config, agent=agent)) | settings
 
 
 def acting_speed(config: RunConfig) -> float:
