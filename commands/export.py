@@ -13,7 +13,7 @@ from reports.actions import columns_of
 from storage.errors import UserError, user_errors
 from storage.exchange import write_onnx, write_program
 from storage.files import folder_bytes
-from storage.run import Run
+from storage.run import Run, find_run
 from training.console import program, say
 from training.evaluation import TrainedAgent, load_trained_agent
 from training.sharing import share
@@ -24,7 +24,7 @@ WRITERS = {".onnx": write_onnx, ".pt2": write_program}
 
 def export(options: ExportOptions) -> None:
     """Runs the command."""
-    run = Run(options.run)
+    run = find_run(options.run)
     console = Console()
     if options.output.suffix in WRITERS:
         _export_file(options, run, console)

@@ -136,13 +136,14 @@ class EvaluateOptions(PlayOptions):
 
       compressive evaluate runs/NAME                            the agent of a run
       compressive evaluate runs/A runs/B --greedy               several agents, in one table
+      compressive evaluate runs/NAME/checkpoints/*              what it could do when (--keep-every), in one table
       compressive evaluate hf://USER/NAME                       an agent on the Hugging Face Hub
       compressive evaluate --policy oracle --env rooms:full     what can be reached there, or by chance (random)
     """
 
     runs: Annotated[Words, tyro.conf.Positional, tyro.conf.arg(metavar="[DIR|URL [DIR|URL ...]]")] = ()
     """Folders of runs, as `compressive launch` created them, or of shared ones the URL, such as hf://USER/NAME; the
-    last readable checkpoint of each is used."""
+    last readable checkpoint of each is used. Or folders of checkpoints, RUN/checkpoints/STEPS."""
     policy: Literal["agent", "oracle", "random"] = "agent"
     """Who plays: the agents of the runs, or in an environment (--env) without any run an oracle that reads its state,
     or uniform random actions."""
@@ -177,11 +178,12 @@ class VisualizeOptions(PlayOptions):
 
       compressive visualize runs/NAME                         episodes.mp4 and episodes.html
       compressive visualize runs/A runs/B --output FOLDER     several agents, side by side in the same episodes
+      compressive visualize runs/NAME/checkpoints/* --output FOLDER      one agent, earlier and later in its training
     """
 
     runs: Annotated[Words, tyro.conf.Positional, tyro.conf.arg(metavar="DIR|URL [DIR|URL ...]")]
     """Folders of runs, or of shared ones the URL, such as hf://USER/NAME; the last readable checkpoint of each is
-    used."""
+    used. Or folders of checkpoints, RUN/checkpoints/STEPS."""
     episodes: Positive = 2
     """Episodes to play; if there are several tasks, of the first."""
     output: Annotated[Path | None, tyro.conf.arg(metavar="DIR")] = None
@@ -236,6 +238,7 @@ class ExportOptions(AllowOptions, RunOptions):
     It is the agent alone, also if it had a teacher.
 
       compressive export runs/NAME small         a folder in half precision, which evaluate, visualize and compare take
+      compressive export runs/NAME/checkpoints/STEPS small       the same of an earlier checkpoint
       compressive export runs/NAME agent.onnx    one step of acting with an explicit state (docs/sharing.md)
       compressive export runs/NAME agent.pt2     the same for torch.export.load
     """

@@ -21,7 +21,7 @@ from learner.config import ReplayConfig
 from sequences.kinds import CONFIGS, PRESETS
 from storage.errors import UserError, user_errors
 from storage.files import is_url
-from storage.run import Run
+from storage.run import Run, find_run
 from training.config import RunConfig, core_name
 from training.plain import differences, read_config, read_url, to_plain
 from training.presets import preset_of
@@ -162,7 +162,7 @@ def _defaults_of_launch(words: Sequence[str]) -> _Defaults:
         # A preset may name a run to start from, too.
         origin = start.from_run or make(preset, core).from_run
         if origin:
-            config = _with_network(preset, read_config(Run(origin)))
+            config = _with_network(preset, read_config(find_run(origin)))
             core = core_name(config)
         else:
             config = make(preset, core)

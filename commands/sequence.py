@@ -31,7 +31,7 @@ from sequences.trainer import SequenceTrainer, load_model, open_data, resume_com
 from storage.checkpoints import Checkpoint
 from storage.errors import user_errors
 from storage.files import printable, read_json, require_no_link, write_json
-from storage.run import Run, absolute
+from storage.run import Run, absolute, find_run
 from training.console import Busy, LiveLine, counting, program, quantity, say, say_all, say_skipped
 from training.plain import read_config
 from training.signals import stop_on_signals
@@ -139,7 +139,7 @@ def _open_data(config: SequenceConfig, run: Run | None, console: Console) -> Mod
 
 def _open_run(kind: str, options: ModelOptions, console: Console) -> tuple[Modality, SequenceModel, Checkpoint]:
     """The data and the model of a run, and the checkpoint of its weights."""
-    run = Run(options.run)
+    run = find_run(options.run)
     with user_errors():
         config = read_config(run, CONFIGS[kind]).located(absolute, options.path)
     data = _open_data(config, run, console)
@@ -152,10 +152,12 @@ def _open_run(kind: str, options: ModelOptions, console: Console) -> tuple[Modal
 
 def _evaluate(kind: str, options: Any) -> None:
     console = Console()
-    run = Run(options.run)
+    run = find_run(options.run)
     data, model, checkpoint = _open_run(kind, options, console)
     found: dict[str, Any] = {"step": checkpoint.step}
     path = run.evaluation_file(options.split)
+    if run.checkpoint is not None:  # the evaluation of the last one stays
+        path = run.evaluation_file(f"{options.split}-at-{run.checkpoint}")
     earlier = _earlier(path)
     say(console, f"checkpoint {checkpoint.path}")
     with user_errors():
@@ -184,7 +186,7 @@ def _other_analyses(earlier: dict[str, Any], found: dict[str, Any]) -> dict[str,
 
 def _sample_text(options: TextSampleOptions) -> None:
     console = Console(stderr=True)
-    run = Run(options.run)
+    run = find_run(options.run)
     with user_errors():
         config: TextConfig = read_config(run, TextConfig)
         tokenizer = tokenization.from_plain(read_json(run.record_file("text")))
@@ -216,7 +218,7 @@ def _sample_text(options: TextSampleOptions) -> None:
 
 def _draw_samples(kind: str, options: Any) -> None:
     console = Console()
-    run = Run(options.run)
+    run = find_run(options.run)
     if options.out is None:
         with user_errors():
             require_no_link(run.samples)

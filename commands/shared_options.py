@@ -96,9 +96,11 @@ class RunOptions(Checked):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ModelOptions(RunOptions):
+class ModelOptions(Checked):
     """What commands that use a trained sequence model have in common."""
 
+    run: RunFolder
+    """Folder of the run, of which the last readable checkpoint is used, or of a checkpoint, RUN/checkpoints/STEPS."""
     path: str | None = None
     """Where the data are, if they have moved."""
     device: str = "auto"

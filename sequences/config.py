@@ -142,6 +142,8 @@ class SequenceConfig(Checked):
     """Time between two checkpoints; there is also one at the end or after Ctrl-C."""
     keep_checkpoints: Positive = 3
     """How many of the newest checkpoints are kept."""
+    keep_every: Count = 0
+    """Batches, of each so many of which the first checkpoint is kept as well, to be used later; 0 for none."""
     learner: SequenceLearnerConfig = field(default_factory=SequenceLearnerConfig)
     """The learner."""
 

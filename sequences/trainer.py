@@ -64,12 +64,14 @@ def open_data(
 def load_model(run: Run, model: SequenceModel, device: str) -> Checkpoint:
     """Moves a model to a device, in evaluation mode, and loads the weights of the run's last readable checkpoint.
 
+    Those of another one if the run names it.
+
     Raises:
-        FileNotFoundError: if there is no checkpoint.
+        FileNotFoundError: if there is no such checkpoint.
         ValueError: if there is no such device, or the weights do not fit the model.
     """
     model.to(resolve_device(device)).eval()
-    return load_weights(model.load_state_dict, run.path, run.config_file)
+    return load_weights(model.load_state_dict, run.path, run.config_file, run.checkpoint)
 
 
 class ModalityLearner(SequenceLearner):

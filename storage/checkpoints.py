@@ -42,7 +42,7 @@ class Checkpoint(NamedTuple):
     skipped: list[str]
 
 
-def save(run: Path | str, step: int, parts: Parts, state: Json, keep: int = 3) -> Path | str:
+def save(run: Path | str, step: int, parts: Parts, state: Json, keep: int = 3, every: int = 0) -> Path | str:
     """Writes a checkpoint atomically, in place of one of the same step, and then removes old ones.
 
     If the run was resumed from an earlier checkpoint because later ones were damaged, these are renamed to
@@ -52,6 +52,7 @@ def save(run: Path | str, step: int, parts: Parts, state: Json, keep: int = 3) -
         parts: tensors by part and name; names of parts consist of letters, digits, "_" and "-".
         state: values that JSON can hold: counters, random states, the configuration.
         keep: how many of the newest checkpoints to keep, this one included; at least 1.
+        every: of each so many steps the first checkpoint is kept as well; 0 for none.
 
     Returns:
         the checkpoint's folder or URL.
@@ -69,6 +70,8 @@ def save(run: Path | str, step: int, parts: Parts, state: Json, keep: int = 3) -
     earlier = [entry for entry in others if entry.current and entry.step < step]
     num_kept = keep - 1  # beside the new one
     kept = earlier[:num_kept]  # the best are first
+    if every:
+        kept += _first_of_each(earlier, every)
     for entry in others:
         is_later = entry.step > step
         if is_later and entry.current:
@@ -79,6 +82,30 @@ def save(run: Path | str, step: int, parts: Parts, state: Json, keep: int = 3) -
         elif not is_later and entry not in kept:
             store.remove(entry.name)
     return store.locate(new)
+
+
+def _first_of_each(entries: list["_Entry"], every: int) -> list["_Entry"]:
+    """The checkpoints with the fewest steps of each so many steps."""
+    first: dict[int, _Entry] = {}
+    for entry in sorted(entries, key=lambda entry: entry.step):
+        first.setdefault(entry.step // every, entry)
+    return list(first.values())
+
+
+def load(run: Path | str, needed: Collection[str] | None = None, name: str | None = None) -> Checkpoint:
+    """Reads the checkpoint of a name, or the newest readable one if that is None; see `load_latest`.
+
+    Raises:
+        FileNotFoundError: as `load_latest` does, also if that of the name cannot be read.
+        StorageError: if the URL cannot be read.
+    """
+    if name is None:
+        return load_latest(run, needed)
+    store = open_store(run)
+    try:
+        return read(store, name, needed)
+    except (OSError, ValueError, MemoryError, RecursionError) as error:
+        raise FileNotFoundError(f"{run}: checkpoint {_reason(name, error)}") from error
 
 
 def load_latest(run: Path | str, needed: Collection[str] | None = None) -> Checkpoint:
@@ -156,16 +183,18 @@ def _entries(store: DiskStore | UrlStore) -> list[_Entry]:
     return sorted(entries, reverse=True)
 
 
-def load_weights(load: Callable[[Any], object], place: Path | str, config_file: Path) -> Checkpoint:
-    """Gives a network's `load` the weights of the newest readable checkpoint at a folder or URL.
+def load_weights(
+    take: Callable[[Any], object], place: Path | str, config_file: Path, name: str | None = None
+) -> Checkpoint:
+    """Gives a network's `take` the weights of the checkpoint of a name at a folder or URL, or of the newest readable.
 
     Raises:
         ValueError: if they do not fit the network, which is that of `config_file`.
-        FileNotFoundError, StorageError: see `load_latest`.
+        FileNotFoundError, StorageError: see `load`.
     """
-    checkpoint = load_latest(place, ["weights"])
+    checkpoint = load(place, ["weights"], name)
     try:
-        load(checkpoint.parts["weights"])
+        take(checkpoint.parts["weights"])
     except (RuntimeError, KeyError) as error:
         raise ValueError(misfit(checkpoint, config_file, error)) from error
     return checkpoint

@@ -16,7 +16,7 @@ from fsspec.core import url_to_fs
 
 from storage import files
 from storage.errors import StorageError
-from storage.run import Run
+from storage.run import Run, find_run
 
 SCHEME = "hf://"
 """How the URL of a repository on the Hub begins."""
@@ -82,13 +82,13 @@ def copy_run(url: str, folder: Path) -> None:
 
 @contextmanager
 def opened(name: str) -> Iterator[Run]:
-    """The run in a folder; or, of a URL, a copy that exists as long as the context.
+    """The run in a folder, see `find_run`; or, of a URL, a copy that exists as long as the context.
 
     Raises:
         ValueError, ImportError, StorageError: see `copy_run`.
     """
     if not files.is_url(name):
-        yield Run(name)
+        yield find_run(name)
         return
     with tempfile.TemporaryDirectory(prefix="compressive-") as temporary:
         last = name.rstrip("/").rpartition("/")[2]

@@ -31,10 +31,14 @@ LOST = "the folder was moved, removed or replaced while it was in use"
 
 
 class Run:
-    """The folder of a run. One process uses it at a time."""
+    """The folder of a run. One process uses it at a time.
 
-    def __init__(self, path: Path | str) -> None:
+    `checkpoint`: the name of the one that is to be read of it, for the newest that is readable None; see `find_run`.
+    """
+
+    def __init__(self, path: Path | str, checkpoint: str | None = None) -> None:
         self.path = Path(path)
+        self.checkpoint = checkpoint
         self.config_file = self.path / "config.json"
         self.checkpoints = self.path / "checkpoints"
         self.videos = self.path / "videos"
@@ -50,6 +54,8 @@ class Run:
         self._lock: os.stat_result | None = None
 
     def __str__(self) -> str:
+        if self.checkpoint is not None:
+            return str(self.checkpoints / self.checkpoint)
         return str(self.path)
 
     @contextmanager
@@ -100,8 +106,9 @@ class Run:
 
     @property
     def name(self) -> str:
-        """The folder's own name, whatever path led to it."""
-        return self.path.resolve().name
+        """The folder's own name, whatever path led to it, and that of the checkpoint that is to be read."""
+        folder = self.path.resolve().name
+        return folder if self.checkpoint is None else f"{folder}-{self.checkpoint}"
 
     @property
     def has_checkpoints(self) -> bool:
@@ -235,6 +242,15 @@ class Run:
         if not row.get(counter, math.nan) >= total:  # also if it is NaN
             return "stopped"
         return "finished" if self.evaluation_file().is_file() else "trained, but not evaluated"
+
+
+def find_run(path: Path | str) -> Run:
+    """The run in a folder; of RUN/checkpoints/NAME the run with that checkpoint."""
+    folder = Path(os.path.abspath(path))
+    is_checkpoint = folder.parent.name == "checkpoints" and not (folder / "config.json").exists()
+    if is_checkpoint:
+        return Run(folder.parent.parent, folder.name)
+    return Run(path)
 
 
 def absolute(path: str) -> str:

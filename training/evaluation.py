@@ -65,7 +65,7 @@ def load_trained_agent(
     env: str | None = None,
     limits: Callable[[ActorsConfig], ActorsConfig] = lambda actors: actors,
 ) -> TrainedAgent:
-    """The agent of a run's last readable checkpoint, on the CPU.
+    """The agent of a run's last readable checkpoint, or of the one that the run names, on the CPU.
 
     Args:
         allow: code that the run may name, and the URL of its checkpoints; see `training.trust`.
@@ -91,7 +91,7 @@ def load_trained_agent(
     prepare(env)
     require_interface(env, like=untaught(config.env))
     agent = make_agent(config)
-    checkpoint = load_weights(agent.load_state_dict, place, run.config_file)
+    checkpoint = load_weights(agent.load_state_dict, place, run.config_file, run.checkpoint)
     return TrainedAgent(run, config, agent.alone(), env, checkpoint)
 
 

@@ -29,6 +29,7 @@ IGNORED = {
     "log_every",
     "checkpoint_seconds",
     "keep_checkpoints",
+    "keep_every",
     "checkpoint_url",
     "eval_episodes",
     "video_episodes",

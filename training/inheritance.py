@@ -6,7 +6,7 @@ from agent import Agent
 from agent.actor_critic import Weights
 from envs import require_consent, tasks, untaught
 from storage.checkpoints import load_weights
-from storage.run import Run
+from storage.run import find_run
 from training.config import RunConfig
 from training.factories import require_interface
 from training.plain import differences, read_config, to_plain
@@ -32,7 +32,7 @@ def inherit(config: RunConfig, agent: Agent, allow: str | None = None) -> RunCon
     """
     if config.from_run is None:
         return config
-    source = Run(config.from_run)
+    source = find_run(config.from_run)
     other = read_config(source)
     # Its weights fit only the same network.
     theirs = to_plain(other)["agent"]
@@ -56,7 +56,7 @@ def inherit(config: RunConfig, agent: Agent, allow: str | None = None) -> RunCon
             weights = kept | {name: weight for name, weight in own.items() if name.startswith(VALUE)}
         agent.begin_with(weights)
 
-    checkpoint = load_weights(begin_with, place, source.config_file)
+    checkpoint = load_weights(begin_with, place, source.config_file, source.checkpoint)
     return dataclasses.replace(config, from_run=str(checkpoint.path))
 
 

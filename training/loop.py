@@ -345,8 +345,8 @@ class Training(ABC):
             "rng": rng_state(),
             "config": to_plain(self.config),
         }
-        keep = self.config.keep_checkpoints
-        self.saved = checkpoints.save(self.place, self.step, parts | more_parts, state, keep)
+        keep, every = self.config.keep_checkpoints, self.config.keep_every
+        self.saved = checkpoints.save(self.place, self.step, parts | more_parts, state, keep, every)
         self.saved_version = self.learner.version
 
     def pack(self, rescue: bool) -> tuple[Parts, Json]:

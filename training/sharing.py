@@ -25,7 +25,8 @@ ROWS = 200
 def share(run: Run, folder: Path, allow: str | None = None) -> None:
     """Writes the agent of a run's last readable checkpoint into a new folder, with its evaluation and its curves.
 
-    The folder is complete, or absent.
+    If the run names a checkpoint, it is of that one, without an evaluation, and the curves end there. The folder is
+    complete, or absent.
 
     Args:
         allow: see `training.trust.checkpoint_place`.
@@ -38,10 +39,16 @@ def share(run: Run, folder: Path, allow: str | None = None) -> None:
         raise FileExistsError(errno.EEXIST, "expected a new folder", str(folder))
     # All is read before anything is written.
     config = read_config(run)
-    checkpoint = checkpoints.load_latest(checkpoint_place(config, run, allow), ["weights"])
-    rows = _at_equal_distances(sample_metrics(run.path))
+    checkpoint = checkpoints.load(checkpoint_place(config, run, allow), ["weights"], run.checkpoint)
+    rows = sample_metrics(run.path)
+    files = [run.launches_file]
+    if run.checkpoint is None:
+        files.append(run.evaluation_file())
+    else:
+        rows = [row for row in rows if row["step"] <= checkpoint.step]
+    rows = _at_equal_distances(rows)
     copies: dict[str, bytes] = {}
-    for file in (run.evaluation_file(), run.launches_file):
+    for file in files:
         # A link is not followed: `read_regular` raises an error for it, also for one that leads nowhere.
         if os.path.lexists(file):
             copies[file.name] = read_regular(file, JSON_BYTES)

@@ -24,9 +24,9 @@ PARTS = {
 }
 
 
-def save(run: Place, step: int, keep: int = 3) -> Place:
+def save(run: Place, step: int, keep: int = 3, every: int = 0) -> Place:
     weights = {key: tensor + step for key, tensor in PARTS["weights"].items()}
-    return checkpoints.save(run, step, {"weights": weights}, {"step": step}, keep)
+    return checkpoints.save(run, step, {"weights": weights}, {"step": step}, keep, every)
 
 
 def listing(folder: Place) -> list[str]:

@@ -72,6 +72,23 @@ def test_the_newest_are_kept(place: Place) -> None:
     assert checkpoints.load_latest(place).step == 1_000_000_000_000
 
 
+def test_the_first_of_each_so_many_steps_are_kept_too(place: Place) -> None:
+    for step in (0, 30, 99, 100, 250, 299, 310, 320, 330):
+        save(place, step, keep=2, every=100)
+    assert names(place) == [f"{step:012d}" for step in (0, 100, 250, 310, 320, 330)]
+    save(place, 340, keep=2)
+    assert names(place) == [f"{step:012d}" for step in (330, 340)], "none of them from now on"
+
+
+def test_a_checkpoint_is_read_by_its_name(place: Place) -> None:
+    first, second = (save(place, step) for step in (1, 20))
+    for path in (first, second):
+        assert checkpoints.load(place, name=str(path).rpartition("/")[2]).path == path
+    assert checkpoints.load(place).path == second
+    with pytest.raises(FileNotFoundError, match="checkpoint 000000000002: FileNotFoundError"):
+        checkpoints.load(place, name="000000000002")
+
+
 def test_a_run_resumes_from_an_earlier_checkpoint(place: Place) -> None:
     """Newer, damaged checkpoints are neither loaded again nor do they count among those that are kept.
 
