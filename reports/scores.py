@@ -44,7 +44,8 @@ class Score(NamedTuple):
 
     task: where it was evaluated. variant: the name of its agent, such as that of its core.
     settings: of its training, see `settings_of`; equal variants have equal ones.
-    seed, frames: of its training.
+    of_task: settings that are chosen for a task, such as its frames.
+    seed: of its training.
     mean, low, high: its return, with the interval over episodes. Of a run that was not evaluated yet, the last return
         of its training.
     normalised: the score in percent of the best known.
@@ -55,8 +56,8 @@ class Score(NamedTuple):
     task: str
     variant: str
     settings: Json
+    of_task: Json
     seed: int
-    frames: int
     mean: float
     low: float
     high: float
@@ -88,13 +89,14 @@ def scores_of(runs: Sequence[FinishedRun]) -> list[Score]:
 def _score(run: FinishedRun, variant: str, acting: float, state_bytes: int) -> Score:
     """The row of a run, and what its variant costs."""
     summary = run.summary
+    settings, of_task = settings_of(run.config)
     normalised = [float(summary[scale]) for scale in NORMALISED if scale in summary]
     return Score(
         task=run.data,
         variant=variant,
-        settings=settings_of(run.config),
+        settings=settings,
+        of_task=of_task,
         seed=run.config.seed,
-        frames=run.config.frames,
         mean=float(summary.get("return.mean", math.nan)),
         low=float(summary.get("return.low", math.nan)),
         high=float(summary.get("return.high", math.nan)),
@@ -107,13 +109,20 @@ def _score(run: FinishedRun, variant: str, acting: float, state_bytes: int) -> S
     )
 
 
-def settings_of(config: RunConfig) -> Json:
-    """The settings of an agent by full name, those of its task, its seed and its machine left out, as JSON has them."""
-    fields = training_fields(config)
-    for name in DATA | OF_DATA | OF_MACHINE | {"seed"}:
-        fields.pop(name, None)
-    found: Json = json.loads(json.dumps(fields))  # which has lists for tuples
-    return found
+def settings_of(config: RunConfig) -> tuple[Json, Json]:
+    """The settings of an agent by full name as JSON has them: those of all its tasks, and those of its task alone.
+
+    Its environments, its seed and its machine are none of them.
+    """
+    settings: Json = {}
+    of_task: Json = {}
+    fields = json.loads(json.dumps(training_fields(config)))  # which has lists for tuples
+    for name, value in fields.items():
+        if name in OF_DATA:
+            of_task[name] = value
+        elif name not in DATA | OF_MACHINE | {"seed"}:
+            settings[name] = value
+    return settings, of_task
 
 
 def _completed(settings: Json) -> Json:
@@ -131,7 +140,14 @@ def _completed(settings: Json) -> Json:
         return settings
     config = RunConfig()
     agent = dataclasses.replace(config.agent, core=core)
-    return settings_of(dataclasses.replace(config, agent=agent)) | settings
+    defaults, _ = settings_of(dataclasses.replace(config, agent=agent))
+    return defaults | settings
+
+
+def _completed_of_task(of_task: Json) -> Json:
+    """The same for those of a task."""
+    _, defaults = settings_of(RunConfig())
+    return defaults | of_task
 
 
 def acting_speed(config: RunConfig) -> float:
@@ -201,6 +217,10 @@ def _read_row(row: Any, settings: Sequence[Json], where: str) -> Score:
             if type(value) is not int or not 0 <= value < len(settings):
                 raise ValueError(f"{where}: settings: expected a place in the file's list, got {abbreviate(value)}")
             value = settings[value]
+        elif name == "of_task":
+            if not isinstance(value, dict):
+                raise ValueError(f"{where}: of_task: expected an object, got {abbreviate(value)}")
+            value = _completed_of_task(value)
         elif kind is float and value is None:
             value = math.nan
         elif kind is float and is_finite(value):
@@ -214,7 +234,7 @@ def _read_row(row: Any, settings: Sequence[Json], where: str) -> Score:
         reference_scores(score.task)
     except ValueError as error:
         raise ValueError(f"{where}: task: {error}") from error
-    least = min(score.seed, score.frames, score.state_bytes)
+    least = min(score.seed, score.state_bytes)
     if least < 0 or not 0 <= score.share <= 1:
         raise ValueError(f"{where}: expected numbers from 0, and a share up to 1, got {abbreviate(row)}")
     return score
@@ -223,8 +243,8 @@ def _read_row(row: Any, settings: Sequence[Json], where: str) -> Score:
 def joined(own: Sequence[Score], others: Sequence[Score], file: str) -> tuple[list[Score], dict[str, str]]:
     """Rows, and those of a file that are not among them.
 
-    A variant of the file that has the name of another one, and other settings or, on the same task, other frames, is
-    called by the name of the file as well: they were not trained on equal terms.
+    A variant of the file that has the name of another one, and other settings or, on the same task, others of the task
+    such as its frames, is called by the name of the file as well: they were not trained on equal terms.
 
     Returns:
         the rows, and what is different, by the name of each such variant.
@@ -252,26 +272,27 @@ def _beside(variant: str, file: str) -> str:
 
 
 def _difference(score: Score, own: Sequence[Score]) -> str:
-    """In what a variant differs from the one of its name: settings or, on the same task, frames; "" if in nothing."""
+    """In what a variant differs from the one of its name, on all tasks or on its own; "" if in nothing."""
     for each in own:
         if each.variant != score.variant:
             continue
-        if each.settings != score.settings:
-            names = [name for name in each.settings | score.settings if _differ(name, each, score)]
-            shown = [f"{name} {_value(name, score)}, here {_value(name, each)}" for name in names[:SHOWN]]
-            if len(names) > SHOWN:
-                shown.append(f"{len(names) - SHOWN} more")
-            return "; ".join(shown)
-        if each.task == score.task and each.frames != score.frames:
-            return f"{score.task}: {score.frames} frames, here {each.frames}"
+        words = _differences(score.settings, each.settings)
+        if not words and each.task == score.task:
+            words = _differences(score.of_task, each.of_task)
+            words = f"{score.task}: {words}" if words else ""
+        if words:
+            return words
     return ""
 
 
-def _differ(name: str, first: Score, second: Score) -> bool:
-    """Whether two runs differ in a setting."""
-    return first.settings.get(name) != second.settings.get(name)
+def _differences(theirs: Json, ours: Json) -> str:
+    """The first settings in which two runs differ, in words; "" if they are equal. Cores do not have all of them."""
 
+    def value(settings: Json, name: str) -> str:
+        return abbreviate(settings[name]) if name in settings else "none"
 
-def _value(name: str, score: Score) -> str:
-    """The value of a setting in words; cores do not have all of them."""
-    return abbreviate(score.settings[name]) if name in score.settings else "none"
+    names = [name for name in ours | theirs if ours.get(name) != theirs.get(name)]
+    shown = [f"{name} {value(theirs, name)}, here {value(ours, name)}" for name in names[:SHOWN]]
+    if len(names) > SHOWN:
+        shown.append(f"{len(names) - SHOWN} more")
+    return "; ".join(shown)

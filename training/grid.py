@@ -42,7 +42,16 @@ IGNORED = {
     *DATA,
 }
 """Fields that do not make another variant."""
-OF_DATA = {"agent.pixel_zero", "frames", "actors.unroll_length", "actors.envs_per_actor", "rows_per_update"}
+OF_DATA = {
+    "agent.pixel_zero",
+    "frames",
+    "actors.unroll_length",
+    "actors.envs_per_actor",
+    "rows_per_update",
+    "learner.exploration",
+    "learner.entropy_cost",
+    "learner.entropy_cost_end",
+}
 """Fields that make another variant only if they differ on the same data: each task of a suite has its own."""
 SHORT = {"compression_rate": "rate", "compression": "", "compression_loss": "loss"}
 """Names of fields in labels, where they differ from the field's own."""

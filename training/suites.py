@@ -1,8 +1,10 @@
 """Suites: tasks on which memories are compared together, each with the frames that it is learned for.
 
 A suite is a list of tasks. `compressive compare --suite NAME` trains every core on every task. All runs have the preset
-`general`, so that nothing is chosen for a core. Where a task says for how many steps something has to be kept, unrolls
-are longer than that: gradients end where an unroll begins, and a recurrent core could not learn to keep it otherwise.
+`general`, so that nothing is chosen for a core. What is chosen for a task is the same for all cores. Where it says for
+how many steps something has to be kept, unrolls are longer than that: gradients end where an unroll begins, and a
+recurrent core could not learn to keep it otherwise. Where a policy becomes sure of itself before it has tried what
+memory is for, it is kept uneven.
 """
 
 from typing import NamedTuple
@@ -18,6 +20,7 @@ class Task(NamedTuple):
     greedy: whether evaluations take the most probable actions.
     unroll: steps of an unroll, a multiple of 16; None for those of the preset. There are as many fewer rows, so that
         an update is made of about as many steps.
+    options: other options of the training.
     """
 
     name: str
@@ -26,6 +29,7 @@ class Task(NamedTuple):
     eval_env: str | None = None
     greedy: bool = False
     unroll: int | None = None
+    options: tuple[str, ...] = ()
 
     @property
     def words(self) -> list[str]:
@@ -42,22 +46,27 @@ class Task(NamedTuple):
             words += ["--actors.unroll-length", str(self.unroll)]
             words += ["--actors.envs-per-actor", str(rows_of_batch)]
             words += ["--rows-per-update", str(rows_per_update)]
-        return words
+        return [*words, *self.options]
 
 
 STEPS_PER_UPDATE = 256
 """Steps that the preset `general` learns from in an update; its batches have new rows for two updates."""
 
 
-def _diagnostic(spec: str, frames: int) -> Task:
-    return Task(spec, f"diagnostic:{spec}", frames, unroll=64)
+CURIOUS = ("--learner.exploration", "evenness", "--learner.entropy-cost", "0.03", "--learner.entropy-cost-end", "0.001")
+"""For Passive T-Maze: in its corridor only the way on is not punished, and with the preset's bonus nearly all agents go
+on at the junction, too, before they have tried to turn."""
+
+
+def _diagnostic(spec: str, frames: int, options: tuple[str, ...] = ()) -> Task:
+    return Task(spec, f"diagnostic:{spec}", frames, unroll=64, options=options)
 
 
 def _popgym(name: str, level: str, frames: int) -> Task:
     return Task(f"{name}{level}", f"gym:popgym-{name}{level}-v0", frames)
 
 
-def _horizon(task: str, length: str, trained: int, tested: int, frames: int) -> Task:
+def _horizon(task: str, length: str, trained: int, tested: int, frames: int, options: tuple[str, ...] = ()) -> Task:
     """A task that is learned with one length and evaluated with a longer one.
 
     Evaluations are greedy: of 10,000 samples of the policy a few are wrong ways, which say nothing of the memory.
@@ -65,7 +74,8 @@ def _horizon(task: str, length: str, trained: int, tested: int, frames: int) -> 
     name = f"{task} {trained} to {tested}"
     env = f"diagnostic:{task},{length}="
     segments = 2 + trained // 16
-    return Task(name, f"{env}{trained}", frames, eval_env=f"{env}{tested}", greedy=True, unroll=16 * segments)
+    unroll = 16 * segments
+    return Task(name, f"{env}{trained}", frames, f"{env}{tested}", greedy=True, unroll=unroll, options=options)
 
 
 POPGYM = (
@@ -91,7 +101,7 @@ POPGYM = (
 SUITES: dict[str, tuple[Task, ...]] = {
     "memory": (
         _diagnostic("recall,delay=50", 200_000),
-        _diagnostic("passive-tmaze,length=50", 300_000),
+        _diagnostic("passive-tmaze,length=50", 300_000, CURIOUS),
         _diagnostic("visual-match,delay=50", 300_000),
         _diagnostic("key-to-door,delay=50", 300_000),
         _diagnostic("repeat-previous,delay=8", 300_000),
@@ -108,7 +118,7 @@ SUITES: dict[str, tuple[Task, ...]] = {
     # An odd length: episodes then begin and end at every step of a segment, which an even one would never show.
     "horizon": (
         _horizon("recall", "delay", 159, 10_000, 1_000_000),
-        _horizon("passive-tmaze", "length", 159, 10_000, 1_000_000),
+        _horizon("passive-tmaze", "length", 159, 10_000, 1_000_000, CURIOUS),
     ),
     "minigrid": tuple(
         Task(

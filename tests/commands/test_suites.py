@@ -142,6 +142,8 @@ def test_the_suites(name: str) -> None:
                 assert int(kept) % 2 == 1, "episodes begin at every step of a segment"
         assert 128 < length * (config.rows_per_update or 0) <= 256
         assert 256 < length * config.actors.envs_per_actor <= 512
+        # The way to the choice is not to end the search for it.
+        assert (config.learner.exploration == "evenness") == ("tmaze,length=" in task.env and "passive" in task.env)
         if task.env.startswith("diagnostic:"):
             trained = envs.make_vector(task.env, 1)
             tested = envs.make_vector(task.eval_env or task.env, 1)
@@ -317,7 +319,7 @@ def test_scores_survive_their_file(tmp_path: Path) -> None:
     file.write_text(as_json(scores))
     first, second = read_scores(file)
     assert first == scores[0]
-    assert (first.task, first.variant, first.seed, first.frames, first.normalised) == (SHORT, "gru", 3, 1000, 90.0)
+    assert (first.task, first.variant, first.seed, first.normalised) == (SHORT, "gru", 3, 90.0)
     assert math.isnan(second.normalised), "of a task whose best score is not known"
     assert second._replace(normalised=0.0) == scores[1]._replace(normalised=0.0)
     assert first.settings == second.settings, "the task is none of them"
@@ -325,26 +327,29 @@ def test_scores_survive_their_file(tmp_path: Path) -> None:
 
 def test_settings_are_those_of_the_training_on_any_machine() -> None:
     config = make_preset("general", "gru")
-    settings = settings_of(config)
+    settings, of_task = settings_of(config)
     assert settings["learner.discount"] == config.learner.discount
     learner = dataclasses.replace(config.learner, precision="float32")
-    assert settings_of(dataclasses.replace(config, env=LONG, seed=4, learner=learner)) == settings
+    assert settings_of(dataclasses.replace(config, env=LONG, seed=4, learner=learner)) == (settings, of_task)
     changed = dataclasses.replace(config, learner=dataclasses.replace(config.learner, discount=0.9))
-    assert settings_of(changed) == settings | {"learner.discount": 0.9}
-    assert settings_of(make_preset("general", "lstm")) == settings | {"agent.core.name": "lstm"}
+    assert settings_of(changed) == (settings | {"learner.discount": 0.9}, of_task)
+    assert settings_of(make_preset("general", "lstm")) == (settings | {"agent.core.name": "lstm"}, of_task)
+    longer = dataclasses.replace(config, frames=9, rows_per_update=4)
+    assert settings_of(longer) == (settings, of_task | {"frames": 9, "rows_per_update": 4})
 
 
 @pytest.mark.parametrize("core", [*RunConfig.cores, "my.module:Core"])
 def test_settings_that_a_file_does_not_know_have_their_defaults(core: str, tmp_path: Path) -> None:
     """A file that was written before there was an option stands for agents trained with its default."""
-    now = settings_of(make_preset("general", core))
+    now, of_task = settings_of(make_preset("general", core))
     defaults = {"learner.popart": RunConfig().learner.popart, "agent.core.model_size": 256}
     assert all(now[name] != value for name, value in defaults.items()), "the preset has others"
     file = tmp_path / "scores.json"
     before = {name: value for name, value in now.items() if name not in defaults}
-    file.write_text(as_json([score(settings=before)]))
+    file.write_text(as_json([score(settings=before, of_task={"frames": of_task["frames"]})]))
     (read,) = read_scores(file)
     assert read.settings == now | defaults
+    assert read.of_task == settings_of(RunConfig())[1] | {"frames": of_task["frames"]}
 
     # An option that is no more, and a core that is none of today's: other agents.
     file.write_text(as_json([score(settings=now | {"agent.gone": 1}), score(settings={"agent.core.name": "gone"})]))
@@ -356,7 +361,8 @@ def test_settings_that_a_file_does_not_know_have_their_defaults(core: str, tmp_p
 def score(task: str = SHORT, variant: str = "gru", seed: int = 0, **more: Any) -> Score:
     """A row."""
     settings = {"agent.core.name": "gone", "a": 1}
-    known = Score(task, variant, settings, seed, 1000, 0.5, 0.4, 0.6, 50.0, True, 1.0, 20.0, 30.0, 4)
+    _, of_task = settings_of(RunConfig(frames=1000))
+    known = Score(task, variant, settings, of_task, seed, 0.5, 0.4, 0.6, 50.0, True, 1.0, 20.0, 30.0, 4)
     return known._replace(**more)
 
 
@@ -369,12 +375,16 @@ def test_rows_of_a_file_join_those_of_equal_terms() -> None:
     assert different == {}
 
     other = {"a": [2], "b": 2, "c": 3, "d": 4}
-    others = [score(settings=other), score(task=OPEN, settings=other), score(variant="lstm", frames=2000)]
+    others = [
+        score(settings=other),
+        score(task=OPEN, settings=other),
+        score(variant="lstm", of_task=score().of_task | {"frames": 2000}),
+    ]
     (*_, first, second, third), different = joined(own, others, "f.json")
     assert [first.variant, second.variant, third.variant] == ["gru (f.json)", "gru (f.json)", "lstm (f.json)"]
     assert different == {
         "gru (f.json)": "agent.core.name none, here 'gone'; a [2], here 1; b 2, here none; 2 more",
-        "lstm (f.json)": f"{SHORT}: 2000 frames, here 1000",
+        "lstm (f.json)": f"{SHORT}: frames 2000, here 1000",
     }
 
 
@@ -384,13 +394,17 @@ def test_rows_of_a_file_join_those_of_equal_terms() -> None:
         ("{", "expected JSON"),
         ("[]", "expected an object, got []"),
         ("{}", "expected settings, scores in it, got []"),
-        ('{"settings": [], "scores": [3]}', "row 0: expected an object of task, variant, settings, seed,"),
-        ('{"settings": [], "scores": [{"task": "a"}]}', "row 0: expected an object of task, variant, settings, seed,"),
+        ('{"settings": [], "scores": [3]}', "row 0: expected an object of task, variant, settings"),
+        (
+            '{"settings": [], "scores": [{"task": "a"}]}',
+            "row 0: expected an object of task, variant, settings",
+        ),
         ('{"settings": [3], "scores": []}', "settings 0: expected an object, got 3"),
         ('{"settings": [{"agent.core.name": "a:-"}], "scores": []}', "settings 0: agent.core.name: expected MODULE:CL"),
         ({"settings": 1}, "row 1: settings: expected a place in the file's list, got 1"),
         ({"settings": {}}, "row 1: settings: expected a place in the file's list, got {}"),
         ({"seed": "0"}, "row 1: seed: expected a whole number, got '0'"),
+        ({"of_task": []}, "row 1: of_task: expected an object, got []"),
         ({"finished": 1}, "row 1: finished: expected true or false, got 1"),
         ({"mean": True}, "row 1: mean: expected a number or null, got True"),
         ({"variant": None}, "row 1: variant: expected text, got None"),
