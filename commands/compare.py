@@ -26,6 +26,7 @@ from sequences.kinds import CONFIGS
 from storage.errors import UserError, user_errors
 from storage.run import Run
 from training import grid, sweep
+from training.config import RunConfig
 from training.console import Busy, LiveLine, duration, plural, program, say, say_all
 from training.factories import import_core
 from training.signals import stop_on_signals
@@ -198,7 +199,11 @@ def _make_trials(options: CompareOptions, words: Sequence[str]) -> dict[str, Any
             kind, parse, preset, options.cores, options.rates, options.seeds, axes, words, fewest=fewest
         )
 
-    trials = grid.make_suite(SUITES[options.suite], make, words) if options.suite else make(words)
+    if options.suite:
+        tasks = [task for task in SUITES[options.suite] if task.name in options.tasks or not options.tasks]
+        trials = grid.make_suite(tasks, make, words)
+    else:
+        trials = make(words)
     with user_errors():
         for config in trials.values():
             import_core(config)
@@ -343,14 +348,14 @@ def _train_run(config: Any, run: Run, local: bool, **options: Any) -> Any:
 def _scoreboard(
     folder: Path, trials: dict[str, Any], beside: Mapping[str, Sequence[Score]], command: str, console: Console
 ) -> None:
-    """Writes and prints one table of the tasks and variants of agents, unless there is one task alone.
+    """Writes the scores of agents, and writes and prints one table of them unless there is one task alone.
 
     `beside`: the scores of other runs that are in it as well, by the name of their file.
     """
     from reports import scoreboard
 
-    tasks = {getattr(config, "env", None) for config in trials.values()}
-    if len(tasks) < 2 and not beside:
+    tasks = {config.env for config in trials.values() if isinstance(config, RunConfig)}
+    if not tasks:  # of sequence models
         return
     runs = []
     for name, config in trials.items():
@@ -359,6 +364,9 @@ def _scoreboard(
     if not runs:
         return
     scores = scores_of(runs)
+    if len(tasks) < 2 and not beside:
+        scoreboard.write_scores(folder, scores)
+        return
     for file, others in beside.items():
         scores, different = joined(scores, others, file)
         for variant, words in different.items():

@@ -342,6 +342,8 @@ class CompareOptions(Checked):
     suite: Annotated[str | None, tyro.conf.arg(metavar="NAME")] = None
     """Train on every task of a suite, with the preset general unless another is named: memory, rewriting, horizon (the
     diagnostic tasks), minigrid, popgym-easy or popgym (which need the extra envs). See docs/leaderboard.md."""
+    tasks: Annotated[Words, tyro.conf.arg(metavar="TASK [TASK ...]")] = ()
+    """Only these tasks of the suite, by their names in its table; a wrong name lists them."""
     preset: str | None = None
     """Where all other defaults come from; see --help of the command that trains. None: as that command chooses."""
     cores: Annotated[Words, tyro.conf.arg(metavar="CORE [CORE ...]")] = ()
@@ -392,12 +394,25 @@ class CompareOptions(Checked):
             raise ValueError(f"suite: expected one of {', '.join(SUITES)}, got {self.suite!r}")
         if self.suite is not None and self.kind != "launch":
             raise ValueError(f"suite: expected none with --kind {self.kind}: suites are tasks of agents")
+        self._check_tasks()
         if self.beside and (self.runs or self.kind != "launch"):
             raise ValueError("beside: expected agents that are trained on several tasks, got --from or another --kind")
-        grid = ("kind", "suite", "preset", "cores", "rates", "vary", "seeds", "state_bytes", "add")
+        grid = ("kind", "suite", "tasks", "preset", "cores", "rates", "vary", "seeds", "state_bytes", "add")
         given = [f"--{name.replace('_', '-')}" for name in grid if getattr(self, name) != getattr(CompareOptions, name)]
         if given and (self.resume or self.runs):
             raise ValueError(f"{self.source}, got {', '.join(given)}")
+
+    def _check_tasks(self) -> None:
+        """Raises a ValueError if a task is none of the suite."""
+        if self.tasks and self.suite is None:
+            raise ValueError(f"tasks: expected --suite NAME beside them, got {' '.join(self.tasks)}")
+        if self.suite is None:
+            return
+        names = [task.name for task in SUITES[self.suite]]
+        for name in self.tasks:
+            if name not in names:
+                expected = " ".join(shlex.quote(each) for each in names)
+                raise ValueError(f"tasks: expected some of {expected}, got {name!r}")
 
     @property
     def source(self) -> str:

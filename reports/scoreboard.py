@@ -172,12 +172,7 @@ def _median(numbers: Sequence[float]) -> float:
 
 def write_scoreboard(folder: Path, board: Scoreboard, command: str) -> Path:
     """Writes the page `scoreboard.html` and, in the folder `report` beside it, the files; returns the page's path."""
-    beside = folder / FOLDER
-    require_no_link(beside)
-    beside.mkdir(parents=True, exist_ok=True)
-    for name, content in as_files(board).items():
-        with replacing(beside / name) as temporary:
-            temporary.write_bytes(content)
+    _write_files(folder, as_files(board))
     finished = sum(cell.finished for cell in board.cells.values())
     runs = sum(cell.runs for cell in board.cells.values())
     data = {
@@ -188,6 +183,21 @@ def write_scoreboard(folder: Path, board: Scoreboard, command: str) -> Path:
         "command": command,
     }
     return write_page(folder / "scoreboard.html", "scoreboard", data)
+
+
+def write_scores(folder: Path, scores: Sequence[Score]) -> None:
+    """Writes the scores of runs alone into the folder `report`, for other comparisons."""
+    _write_files(folder, {FILE: as_json(scores).encode()})
+
+
+def _write_files(folder: Path, content_by_name: Mapping[str, bytes]) -> None:
+    """Writes files into the folder `report`."""
+    beside = folder / FOLDER
+    require_no_link(beside)
+    beside.mkdir(parents=True, exist_ok=True)
+    for name, content in content_by_name.items():
+        with replacing(beside / name) as temporary:
+            temporary.write_bytes(content)
 
 
 def as_table(board: Scoreboard) -> dict[str, Any]:

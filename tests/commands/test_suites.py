@@ -48,7 +48,8 @@ def suite_of(tasks: tuple[Task, ...], *options: str, cores: tuple[str, ...] = ("
 
 
 def test_a_suite_trains_every_core_on_every_task_one_seed_after_the_other() -> None:
-    tasks = (Task("recall,delay=3", SHORT, 2000), Task("far", SHORT, 3000, LONG, unroll=64))
+    options = ("--learner.entropy-cost", "0.5")
+    tasks = (Task("recall,delay=3", SHORT, 2000), Task("far", SHORT, 3000, LONG, unroll=64, options=options))
     trials = suite_of(tasks)
     names = ["recall-delay-3-gru", "recall-delay-3-lstm", "far-gru", "far-lstm"]
     assert list(trials) == [f"{name}-seed-{seed}" for seed in (0, 1) for name in names]
@@ -58,8 +59,9 @@ def test_a_suite_trains_every_core_on_every_task_one_seed_after_the_other() -> N
     assert (far.preset, far.env, far.eval_env, far.frames, far.seed) == ("general", SHORT, LONG, 3000, 1)
     assert core_name(far) == "lstm"
     assert (far.actors.unroll_length, far.actors.envs_per_actor, far.rows_per_update) == (64, 8, 4)
+    assert far.learner.entropy_cost == 0.5
     gru, lstm, *_ = label([*trials.values()])
-    assert (gru, lstm) == ("gru", "lstm"), "frames and unrolls are those of the task"
+    assert (gru, lstm) == ("gru", "lstm"), "frames, unrolls and bonuses are those of the task"
     assert label([*trials.values()]) == ["gru", "lstm"] * 4
 
     # Options take the place of the task's.
@@ -152,6 +154,9 @@ def test_the_suites(name: str) -> None:
 
 def test_bad_input_is_one_clear_line(cli: Commands) -> None:
     cli.refuse("compare", "--suite", "all", words="suite: expected one of memory, rewriting, horizon, minigrid,")
+    words = "tasks: expected some of 'recall 159 to 10000' 'passive-tmaze 159 to 10000', got 'recall'"
+    cli.refuse("compare", "--suite", "horizon", "--tasks", "recall", words=words)
+    cli.refuse("compare", "--tasks", "recall", words="tasks: expected --suite NAME beside them, got recall")
     cli.refuse("compare", "--suite", "memory", "--kind", "text", words="suite: expected none with --kind text")
     cli.refuse(
         "compare", "--resume", "FOLDER", "--suite", "memory", words="expected the sweep as it began, got --suite"
@@ -428,6 +433,19 @@ def test_files_of_scores_that_are_none(content: Any, words: str, tmp_path: Path,
     cli.refuse(*suite, "--beside", file, words=["beside: ", str(file), words])
     cli.refuse(*suite, "--beside", tmp_path / "none.json", words="none.json")
     assert not folder.exists()
+
+
+def test_one_task_of_a_suite_has_scores_for_other_tables(tmp_path: Path) -> None:
+    """It has no table of its own: its report says all."""
+    (task,) = [task for task in SUITES["horizon"] if task.name.startswith("recall")]
+    options = CompareOptions(suite="horizon", tasks=(task.name,), cores=("gru",), seeds=(0,))
+    assert [config.env for config in compare._plan(options, ()).values()] == [task.env]
+
+    run = make_run(tmp_path, "gru", SHORT, 0, 0.9)
+    compare._scoreboard(tmp_path, {run.path.name: run.config}, {}, "command", Console(width=80))
+    (row,) = read_scores(tmp_path / "report" / "scores.json")
+    assert (row.task, row.mean) == (SHORT, 0.9)
+    assert not (tmp_path / "scoreboard.html").exists()
 
 
 def test_scores_of_files_need_a_table_of_agents(cli: Commands) -> None:
