@@ -101,7 +101,7 @@ function whatDecided(of, at) {
   const because = causeOf(of, at);
   if (!because) return "There is nothing to remember yet.";
   const { fall } = because;
-  if (fall < FELT) return "Memory made no difference to this action: without any few steps of it the odds would be the same.";
+  if (fall < FELT) return "Memory made no difference to this action: its odds stay the same whichever steps are left out, up to eight at a time.";
   if (fall < SPOKE) return `Memory made little difference to this action: without ${stepsOf(because)}, which matter${because.first === because.last ? "s" : ""} most, its odds would be ${oddsWithout(fall)}.`;
   const verb = fall < DECIDED ? "spoke for" : "decided";
   return `${capital(stepsOf(because))} ${verb} this action: without ${because.first === because.last ? "it" : "them"} in memory its odds would be ${oddsWithout(fall)}.`;
