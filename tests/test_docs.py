@@ -25,6 +25,8 @@ from commands.options import OPTIONS
 from commands.parsing import option_names, parse_command, parse_train
 from envs.registry import diagnostic_task, rooms_config
 from envs.specs import parse_spec
+from reports.scoreboard import as_files, scoreboard
+from reports.scores import read_scores
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
@@ -223,6 +225,20 @@ def test_environments_that_need_nothing_else_exist(page: Path) -> None:
         else:
             task, fields = diagnostic_task(spec.name, spec.overrides)
             task(1, **fields)
+
+
+def test_the_leaderboard_shows_the_results() -> None:
+    """Tables and files are those of the runs that `--beside` reads."""
+    page = (DOCS / "leaderboard.md").read_text()
+    found = sorted((ROOT / "results").glob("*-scores.json"))
+    assert found
+    for path in found:
+        suite = path.name.removesuffix("-scores.json")
+        files = as_files(scoreboard(read_scores(path)))
+        assert files["scoreboard.csv"] == path.with_name(f"{suite}.csv").read_bytes()
+        assert files["scoreboard.json"] == path.with_name(f"{suite}.json").read_bytes()
+        missing = [line for line in files["scoreboard.md"].decode().splitlines() if line not in page]
+        assert not missing
 
 
 class Parsed(BaseException):
