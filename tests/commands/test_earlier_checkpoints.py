@@ -85,6 +85,7 @@ def test_a_checkpoint_that_cannot_be_read_is_no_other_one(run: Path, tmp_path: P
 
     # Training is resumed from the last one, and not from any other.
     cli.refuse("launch", "--resume", run / "checkpoints" / STEPS[0], "--local", words="is not a run: expected a folder")
+    cli.refuse("evaluate", tmp_path / "no" / STEPS[0], words=f"{tmp_path}/no/{STEPS[0]} is not a run")
     cli.refuse("evaluate", tmp_path / "checkpoints" / STEPS[0], words=f"{tmp_path}/checkpoints/{STEPS[0]} is not a run")
 
 

@@ -133,6 +133,7 @@ def test_the_suites(name: str) -> None:
     """
     tasks = SUITES[name]
     assert len({task.name for task in tasks}) == len(tasks)
+    assert set(label([*suite_of(tasks, cores=("gru",)).values()])) == {"gru"}, "on all tasks it is the same agent"
     for task in tasks:
         config = parse_train("launch", task.words).config
         assert (config.env, config.frames, config.eval_env) == (task.env, task.frames, task.eval_env)
@@ -378,6 +379,8 @@ def test_rows_of_a_file_join_those_of_equal_terms() -> None:
     rows, different = joined(own, [score(mean=0.9), *new, score(seed=1, mean=0.9)], "f.json")
     assert rows == [*own, *new]
     assert different == {}
+    elsewhere = score(task=OPEN, variant="lstm", of_task={"frames": 9})
+    assert joined(own, [elsewhere], "f.json") == ([*own, elsewhere], {}), "each task has its own"
 
     other = {"a": [2], "b": 2, "c": 3, "d": 4}
     others = [
