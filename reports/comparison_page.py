@@ -39,6 +39,8 @@ from training.grid import IGNORED
 from training.plain import by_full_name, to_plain
 
 FOLDER = "report"
+COLOURS = 12
+"""Of lines in `style.css`, as in `charts.js`."""
 
 
 def write_reports(folder: Path, comparisons: Sequence[Comparison], missing: Mapping[str, str], command: str) -> Path:
@@ -451,7 +453,7 @@ def _correct_text(variant: Variant) -> str:
 
 def _key(comparison: Comparison, name: str) -> dict[str, Any]:
     index = comparison.names.index(name)
-    return {"text": name, "colour": f"var(--s{index % 8})", "variant": index}
+    return {"text": name, "colour": f"var(--s{index % COLOURS})", "variant": index}
 
 
 def variant_table(comparison: Comparison) -> dict[str, Any]:

@@ -3,6 +3,10 @@
 
 const get = (id) => document.getElementById(id);
 
+// Colours of lines in style.css; all cores of a suite have different ones.
+const COLOURS = 12;
+const colourOf = (index) => `var(--s${index % COLOURS})`;
+
 // A number as people read it.
 function readable(value) {
   if (value === null || value === undefined || Number.isNaN(value)) return "–";
@@ -77,7 +81,7 @@ class Board {
     heading.append(element("span", { class: "unit" }, unit));
     box.append(heading, host, legend);
     parent.append(box);
-    const coloured = series.map((line, index) => ({ ...line, colour: line.colour || `var(--s${(line.index ?? index) % 8})` }));
+    const coloured = series.map((line, index) => ({ ...line, colour: line.colour || colourOf(line.index ?? index) }));
     const draw = () => {
       const { axis, smoothing } = CHOSEN, bands = axis === "x" ? this.options.bands : [];
       const most = Math.max(0, ...series.flatMap((line) => line[axis] || []));

@@ -10,10 +10,12 @@ from typing import Any
 import pytest
 
 from commands import main
+from reports.comparison_page import COLOURS
 from reports.report import GROUPS
 from tests.commands.browser import PAPER, Tab, assert_accessible, show
 from tests.commands.cli import Commands
 from tests.commands.test_statistics import DIGITS
+from training.config import RunConfig
 
 KINDS = ["episodes", "report", "comparison"]
 
@@ -230,3 +232,32 @@ def test_a_comparison_is_printed_with_open_groups(tab: Tab, discounts: Path) -> 
     assert closed["during"] == 0
     assert closed["after"] == closed["before"]
     assert tab.locator("#controls select").input_value() == "0.95"
+
+
+def test_every_core_of_a_suite_has_a_colour_of_its_own(tab: Tab, pages: dict[str, Path], scheme: Any) -> None:
+    """All stand out from the page, by the contrast that WCAG 2.1 asks of graphics."""
+    assert len(RunConfig.cores) <= COLOURS
+    show(tab, pages["comparison"])
+    tab.emulate_media(color_scheme=scheme)
+    read = """() => {
+        const probe = document.body.appendChild(document.createElement("i"));
+        const numbers = (colour) => {
+            probe.style.color = colour;
+            return getComputedStyle(probe).color.match(/[0-9.]+/g).map(Number);
+        };
+        const lines = Array.from({ length: COLOURS }, (_, index) => numbers(colourOf(index)));
+        return [numbers("var(--paper)"), ...lines, numbers(colourOf(COLOURS))];
+    }"""
+    paper, *lines, again = tab.evaluate(read)
+    assert len(lines) == COLOURS
+    assert len(set(map(tuple, lines))) == COLOURS
+    assert again == lines[0]
+
+    def luminance(colour: list[float]) -> float:
+        parts = [value / 255 for value in colour[:3]]
+        red, green, blue = (part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts)
+        return 0.2126 * red + 0.7152 * green + 0.0722 * blue
+
+    for line in lines:
+        dark, light = sorted([luminance(line), luminance(paper)])
+        assert (light + 0.05) / (dark + 0.05) >= 3
