@@ -10,7 +10,7 @@ import types
 import typing
 from collections.abc import Iterator, Sequence
 from fractions import Fraction
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import tyro
 
@@ -388,6 +388,9 @@ def option_names(kind: Any) -> Iterator[str]:
 def _options(kind: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
     """As `option_names`, each with its type; that of an option that may be given often is None."""
     for field, hint in typing.get_type_hints(kind, include_extras=True).items():
+        # The mark before fields that are given by name alone, and what belongs to the class, are no options.
+        if field == "_" or typing.get_origin(hint) is ClassVar:
+            continue
         # What tyro is told of a field is in Annotated[TYPE, MARK, ...]; a mark may have another name for it.
         marks = getattr(hint, "__metadata__", ())
         if tyro.conf.Positional in marks or tyro.conf.Suppress in marks:
@@ -407,7 +410,8 @@ def _options(kind: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
         if configurations:
             continue
 
-        spelled = f"{prefix}{name.strip('_')}".replace("_", "-")
+        # As tyro spells it: an underscore at the end, of a word that Python reserves, stays.
+        spelled = prefix + re.sub(r"_(?!$)", "-", name)
         if tyro.conf.UseAppendAction in marks:
             hint = None
         yield spelled, hint

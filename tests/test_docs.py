@@ -117,7 +117,7 @@ def test_options_in_command_lines_exist(page: Path) -> None:
         trains = [name for name in OPTIONS if command == "compare" and name.rpartition(" ")[2] in ("launch", "train")]
         known = {"help"}.union(*(option_names(OPTIONS[name]) for name in [command, *trains] if name))
         groups = {name.rpartition(".")[0] for name in known}
-        given = {word.strip("-").partition("=")[0].rstrip("_") for word in words if command and word.startswith("--")}
+        given = {word.strip("-").partition("=")[0] for word in words if command and word.startswith("--")}
         assert given <= known | groups, line
 
 
@@ -167,7 +167,7 @@ def test_dotted_names_can_be_imported(page: Path) -> None:
 @functools.cache
 def known_options() -> frozenset[str]:
     """The options of all commands, without dashes before them, and the groups that they are in."""
-    names = {name.replace("_", "-") for options in OPTIONS.values() for name in option_names(options)}
+    names = {name for options in OPTIONS.values() for name in option_names(options)}
     return frozenset(names | {name.rpartition(".")[0] for name in names} | {"help", "version"})
 
 

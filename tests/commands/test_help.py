@@ -1,11 +1,14 @@
 """Help, version and completion: what a person sees before anything is trained."""
 
+import re
 import subprocess
 import sys
 
 import pytest
 
 from commands import COMMANDS, main
+from commands.options import OPTIONS
+from commands.parsing import option_names
 from tests.commands.cli import ENVIRONMENT
 
 
@@ -26,6 +29,7 @@ def test_completion_knows_commands_and_options(capsys: pytest.CaptureFixture[str
     script = capsys.readouterr().out
     for typed, known, unknown in (
         ("text train --learner.l", "--learner.learning-rate", "--frames"),
+        ("launch --learner.l", "--learner.lambda_", "--learner.lambda"),
         ("text sample --", "--prompt", "--path"),
         ("compare --", "--from", "--runs"),
         ("status --", "", "--run"),
@@ -35,3 +39,14 @@ def test_completion_knows_commands_and_options(capsys: pytest.CaptureFixture[str
         done = subprocess.run(["bash", "-c", code], capture_output=True, text=True, check=True)
         assert known in ["", *done.stdout.split()]
         assert unknown not in done.stdout.split()
+
+
+@pytest.mark.parametrize("command", ["launch", "compare", "text train", "images sample"])
+def test_help_lists_the_options_that_completion_offers(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Those of cores and corpora that were not asked for are left out of help."""
+    with pytest.raises(SystemExit):
+        main([*command.split(), "--help"])
+    listed = {name.replace("no-", "") for name in re.findall(r"--([\w.-]+)", capsys.readouterr().out)}
+    offered = {name for name in option_names(OPTIONS[command]) if not re.match(r"(agent|model)[.]core|corpus", name)}
+    assert len(offered) > 5
+    assert offered <= listed
