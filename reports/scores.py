@@ -4,7 +4,6 @@ So runs of several machines, days and people stand in one table, of which only t
 `scoreboard` makes the table.
 """
 
-import dataclasses
 import json
 import math
 import time
@@ -15,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from agent.core import CustomCoreConfig, is_custom
+from agent.core import is_custom
 from agent.core.matching import bytes_of_state
 from envs import reference_scores
 from reports.comparison import KIND, FinishedRun
@@ -23,6 +22,7 @@ from storage.files import Json, abbreviate, format_json, is_finite, read_json, r
 from training.config import RunConfig
 from training.factories import make_agent
 from training.grid import DATA, OF_DATA, label, training_fields
+from training.plain import from_plain
 
 FILE = "scores.json"
 """Where a comparison writes its rows, in its folder `report`."""
@@ -131,23 +131,12 @@ def _completed(settings: Json) -> Json:
     So does the configuration of a run that is resumed. A setting that is no more stays, and nothing of today equals it.
     """
     name = settings.get("agent.core.name")
-    core: Any
-    if isinstance(name, str) and is_custom(name):
-        core = CustomCoreConfig(name)
-    elif isinstance(name, str) and name in RunConfig.cores:
-        core = RunConfig.cores[name]()
-    else:
+    is_known = isinstance(name, str) and (name in RunConfig.cores or is_custom(name))
+    if not is_known:
         return settings
-    config = RunConfig()
-    agent = dataclasses.replace(config.agent, core=core)
-    defaults, _ = settings_of(dataclasses.replace(config, agent=agent))
+    config = from_plain(RunConfig, {"agent": {"core": {"name": name}}})
+    defaults, _ = settings_of(config)
     return defaults | settings
-
-
-def _completed_of_task(of_task: Json) -> Json:
-    """The same for those of a task."""
-    _, defaults = settings_of(RunConfig())
-    return defaults | of_task
 
 
 def acting_speed(config: RunConfig) -> float:
@@ -201,8 +190,11 @@ def read_scores(path: Path) -> list[Score]:
         try:
             settings.append(_completed(each))
         except ValueError as error:  # the name of a custom core
-            raise ValueError(f"{path}: settings {place}: agent.core.{error}") from error
-    return [_read_row(row, settings, f"{path}: row {number}") for number, row in enumerate(plain["scores"])]
+            raise ValueError(f"{path}: settings {place}: {error}") from error
+
+    rows = [_read_row(row, settings, f"{path}: row {number}") for number, row in enumerate(plain["scores"])]
+    _, defaults = settings_of(RunConfig())
+    return [row._replace(of_task=defaults | row.of_task) for row in rows]
 
 
 def _read_row(row: Any, settings: Sequence[Json], where: str) -> Score:
@@ -220,7 +212,6 @@ def _read_row(row: Any, settings: Sequence[Json], where: str) -> Score:
         elif name == "of_task":
             if not isinstance(value, dict):
                 raise ValueError(f"{where}: of_task: expected an object, got {abbreviate(value)}")
-            value = _completed_of_task(value)
         elif kind is float and value is None:
             value = math.nan
         elif kind is float and is_finite(value):

@@ -143,7 +143,7 @@ class SequenceConfig(Checked):
     keep_checkpoints: Positive = 3
     """How many of the newest checkpoints are kept."""
     keep_every: Count = 0
-    """Batches, of each so many of which the first checkpoint is kept as well, to be used later; 0 for none."""
+    """Of each so many batches, the first checkpoint is kept as well; 0 for none."""
     learner: SequenceLearnerConfig = field(default_factory=SequenceLearnerConfig)
     """The learner."""
 

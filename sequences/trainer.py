@@ -64,7 +64,7 @@ def open_data(
 def load_model(run: Run, model: SequenceModel, device: str) -> Checkpoint:
     """Moves a model to a device, in evaluation mode, and loads the weights of the run's last readable checkpoint.
 
-    Those of another one if the run names it.
+    If the run names a checkpoint, they are those of that one.
 
     Raises:
         FileNotFoundError: if there is no such checkpoint.

@@ -33,7 +33,7 @@ LOST = "the folder was moved, removed or replaced while it was in use"
 class Run:
     """The folder of a run. One process uses it at a time.
 
-    `checkpoint`: the name of the one that is to be read of it, for the newest that is readable None; see `find_run`.
+    `checkpoint`: the name of the checkpoint to read; None for the newest readable one. See `find_run`.
     """
 
     def __init__(self, path: Path | str, checkpoint: str | None = None) -> None:
@@ -106,7 +106,7 @@ class Run:
 
     @property
     def name(self) -> str:
-        """The folder's own name, whatever path led to it, and that of the checkpoint that is to be read."""
+        """The folder's own name, whatever path led to it, and that of the checkpoint to read."""
         folder = self.path.resolve().name
         return folder if self.checkpoint is None else f"{folder}-{self.checkpoint}"
 

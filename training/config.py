@@ -166,7 +166,7 @@ class RunConfig(Checked):
     keep_checkpoints: Positive = 3
     """How many of the newest checkpoints are kept."""
     keep_every: Count = 0
-    """Agent steps, of each so many of which the first checkpoint is kept as well, to be used later; 0 for none."""
+    """Of each so many agent steps, the first checkpoint is kept as well; 0 for none."""
     checkpoint_url: str | None = None
     """Where checkpoints are written instead of the run's folder: any URL that fsspec knows, such as s3://bucket/run.
     It must not contain credentials, because it is written to files; set those in the environment (FSSPEC_S3_KEY)."""

@@ -3,8 +3,8 @@
 A suite is a list of tasks. `compressive compare --suite NAME` trains every core on every task. All runs have the preset
 `general`, so that nothing is chosen for a core. What is chosen for a task is the same for all cores. Where it says for
 how many steps something has to be kept, unrolls are longer than that: gradients end where an unroll begins, and a
-recurrent core could not learn to keep it otherwise. Where a policy becomes sure of itself before it has tried what
-memory is for, it is kept uneven.
+recurrent core could not learn to keep it otherwise. Where policies become sure before they have tried the choice that
+memory is for, exploration has another bonus.
 """
 
 from typing import NamedTuple
@@ -53,7 +53,14 @@ STEPS_PER_UPDATE = 256
 """Steps that the preset `general` learns from in an update; its batches have new rows for two updates."""
 
 
-CURIOUS = ("--learner.exploration", "evenness", "--learner.entropy-cost", "0.03", "--learner.entropy-cost-end", "0.001")
+BONUS = (
+    "--learner.exploration",
+    "evenness",
+    "--learner.entropy-cost",
+    "0.03",
+    "--learner.entropy-cost-end",
+    "0.001",
+)
 """For Passive T-Maze: in its corridor only the way on is not punished, and with the preset's bonus nearly all agents go
 on at the junction, too, before they have tried to turn."""
 
@@ -101,7 +108,7 @@ POPGYM = (
 SUITES: dict[str, tuple[Task, ...]] = {
     "memory": (
         _diagnostic("recall,delay=50", 200_000),
-        _diagnostic("passive-tmaze,length=50", 300_000, CURIOUS),
+        _diagnostic("passive-tmaze,length=50", 300_000, BONUS),
         _diagnostic("visual-match,delay=50", 300_000),
         _diagnostic("key-to-door,delay=50", 300_000),
         _diagnostic("repeat-previous,delay=8", 300_000),
@@ -118,7 +125,7 @@ SUITES: dict[str, tuple[Task, ...]] = {
     # An odd length: episodes then begin and end at every step of a segment, which an even one would never show.
     "horizon": (
         _horizon("recall", "delay", 159, 10_000, 1_000_000),
-        _horizon("passive-tmaze", "length", 159, 10_000, 1_000_000, CURIOUS),
+        _horizon("passive-tmaze", "length", 159, 10_000, 1_000_000, BONUS),
     ),
     "minigrid": tuple(
         Task(

@@ -145,8 +145,8 @@ def test_the_suites(name: str) -> None:
                 assert int(kept) % 2 == 1, "episodes begin at every step of a segment"
         assert 128 < length * (config.rows_per_update or 0) <= 256
         assert 256 < length * config.actors.envs_per_actor <= 512
-        # The way to the choice is not to end the search for it.
-        assert (config.learner.exploration == "evenness") == ("tmaze,length=" in task.env and "passive" in task.env)
+        # Passive T-Maze alone has another bonus for exploration.
+        assert (config.learner.exploration == "evenness") == task.env.startswith("diagnostic:passive-tmaze")
         if task.env.startswith("diagnostic:"):
             trained = envs.make_vector(task.env, 1)
             tested = envs.make_vector(task.eval_env or task.env, 1)
@@ -408,7 +408,7 @@ def test_rows_of_a_file_join_those_of_equal_terms() -> None:
             "row 0: expected an object of task, variant, settings",
         ),
         ('{"settings": [3], "scores": []}', "settings 0: expected an object, got 3"),
-        ('{"settings": [{"agent.core.name": "a:-"}], "scores": []}', "settings 0: agent.core.name: expected MODULE:CL"),
+        ('{"settings": [{"agent.core.name": "a:-"}], "scores": []}', "settings 0: config.agent.core.name: expected M"),
         ({"settings": 1}, "row 1: settings: expected a place in the file's list, got 1"),
         ({"settings": {}}, "row 1: settings: expected a place in the file's list, got {}"),
         ({"seed": "0"}, "row 1: seed: expected a whole number, got '0'"),
