@@ -20,7 +20,7 @@ from envs import require_consent
 from reports.comparison import FinishedRun, read_run, require_equal_data, text_name
 from reports.comparison import compare as compare_runs
 from reports.comparison_page import print_scores, write_reports
-from reports.scores import Score, joined, read_scores, scores_of
+from reports.scores import Score, joined, planned, read_scores, scores_of
 from reports.tables import print_table
 from sequences.kinds import CONFIGS
 from storage.errors import UserError, user_errors
@@ -61,6 +61,7 @@ def compare(options: CompareOptions, words: Sequence[str], command: str) -> None
         folder, trials, command = _resume(options)
     else:
         folder, trials, command = _begin(options, words, command, console)
+    _say_differences([config for config in trials.values() if isinstance(config, RunConfig)], beside, console)
     try:
         failed = _train(folder, trials, options, console)
     finally:  # also of what there is when it was stopped
@@ -80,6 +81,15 @@ def compare(options: CompareOptions, words: Sequence[str], command: str) -> None
     _report(folder, finished, options.threshold, missing, command, console)
     if missing:
         sys.exit(1)
+
+
+def _say_differences(configs: Sequence[RunConfig], beside: Mapping[str, Sequence[Score]], console: Console) -> None:
+    """Says which variants of files were trained otherwise than these runs will be: before the hours, not after them."""
+    rows = planned(configs)
+    for file, others in beside.items():
+        _, different = joined(rows, others, file)
+        for variant, words in different.items():
+            say(console, f"{variant}: trained otherwise: {words}", "yellow")
 
 
 def _code(config: Any) -> str:

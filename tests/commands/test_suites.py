@@ -451,6 +451,41 @@ def test_one_task_of_a_suite_has_scores_for_other_tables(tmp_path: Path) -> None
     assert not (tmp_path / "scoreboard.html").exists()
 
 
+def test_other_settings_of_a_file_are_said_before_hours_of_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Trained(Exception):
+        """Training would begin here."""
+
+    def train(*args: object) -> None:
+        raise Trained
+
+    monkeypatch.setattr(compare, "_train", train)
+    monkeypatch.setattr(compare, "_cost", lambda *args: "nothing")
+    task = SUITES["memory"][0]
+    options = CompareOptions(
+        suite="memory",
+        tasks=(task.name,),
+        cores=("gru",),
+        seeds=(1,),
+        folder=tmp_path / "sweep",
+        beside=(tmp_path / "f",),
+    )
+    (config,) = compare._plan(options, ()).values()
+    settings, of_task = settings_of(config)
+    equal = score(task.env, settings=settings, of_task=of_task)
+    for other, words in [
+        (equal, None),
+        (equal._replace(settings=settings | {"learner.discount": 0.5}), "discount 0.5"),
+    ]:
+        (tmp_path / "f").write_text(as_json([other]))
+        with pytest.raises(Trained):
+            compare.compare(options, (), "command")
+        said = " ".join(capsys.readouterr().out.split())
+        assert ("trained otherwise" in said) == (words is not None)
+        assert words is None or f"gru (f): trained otherwise: learner.{words}, here 0.99" in said
+
+
 def test_scores_of_files_need_a_table_of_agents(cli: Commands) -> None:
     words = "beside: expected agents that are trained on several tasks"
     cli.refuse("compare", "--from", "A", "B", "--beside", "scores.json", words=words)
