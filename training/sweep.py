@@ -8,7 +8,7 @@ import os
 import re
 import traceback
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from textwrap import shorten
 from typing import Any
@@ -229,6 +229,8 @@ def run_trials(
 ) -> dict[str, str]:
     """Runs the trials that are not finished on the connected Ray cluster, as many at a time as it has room for.
 
+    They begin in their order.
+
     Args:
         train: see `Train`.
         bundles: resources of each trial; see `bundles_of`.
@@ -237,79 +239,52 @@ def run_trials(
     Returns:
         by trial, why its process ended without a result.
     """
-    import ray
-    from ray.util import placement_group, remove_placement_group
-    from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+    from ray.exceptions import RayError, RayTaskError
+
+    from training.trial_processes import TrialProcesses
 
     # Left by a sweep that was stopped.
     stop_file = folder / STOP
     stop_file.unlink(missing_ok=True)
     board = Board(folder, trials, line)
     hparams = hyperparameters(trials)
-    cpus = bundles[0].get("CPU", 0)
-    gpus = bundles[0].get("GPU", 0)
+    threads = max(1, int(bundles[0].get("CPU", 0)))
 
-    # All trials ask for room at once and get it in this order, as others end.
-    groups = {}
-    for name in trials:
-        if name not in board.finished:
-            groups[name] = placement_group(bundles)
-    make_remote = ray.remote(num_cpus=cpus, num_gpus=gpus, max_calls=1, max_retries=0)
-    run_trial = make_remote(_run_trial)
+    def arguments(name: str) -> tuple[object, ...]:
+        return folder, name, trials[name], train, threads, hparams[name]
 
-    def start(name: str) -> ray.ObjectRef:
-        """Runs a trial in a new process as soon as there is room for it."""
-        place = PlacementGroupSchedulingStrategy(groups[name], 0, placement_group_capture_child_tasks=True)
-        trial = run_trial.options(scheduling_strategy=place)
-        return trial.remote(folder, name, trials[name], train, max(1, int(cpus)), hparams[name])
-
-    tasks = {start(name): name for name in groups}
+    unfinished = [name for name in trials if name not in board.finished]
+    processes = TrialProcesses(unfinished, bundles, _run_trial, arguments)
     deaths = Counter[str]()
+
+    def failure_of(name: str, error: RayError | None) -> str | None:
+        """Why a trial whose process has ended is not finished."""
+        if error is None:
+            return failure(Run(folder / name))
+        return _one_line(str(error))
+
     try:
-        while tasks:
-            ended, _ = ray.wait(list(tasks), timeout=SHOW_SECONDS)
+        while processes.any_left:
+            processes.start_next()
+            for name, error in processes.wait(SHOW_SECONDS):
+                reason = failure_of(name, error)
+                has_died = error is not None and not isinstance(error, RayTaskError)
+                deaths[name] += has_died
+                if has_died and deaths[name] <= DEATHS and not stop.requested:
+                    say(line.console, f"restarted {name}: {reason}", "yellow")
+                    processes.start(name)
+                else:
+                    processes.release(name)
+                    board.end(name, reason)
             if stop.requested:
                 stop_file.touch()  # running trials write a checkpoint and end
-            for task in ended:
-                name = tasks.pop(task)
-                try:
-                    ray.get(task)
-                    reason = failure(Run(folder / name))
-                except ray.exceptions.RayTaskError as error:
-                    reason = _one_line(str(error))
-                except ray.exceptions.RayError as error:  # the process died
-                    reason = _one_line(str(error))
-                    deaths[name] += 1
-                    if deaths[name] <= DEATHS and not stop.requested:
-                        say(line.console, f"restarted {name}: {reason}", "yellow")
-                        tasks[start(name)] = name
-                        continue
-                remove_placement_group(groups[name])
-                board.end(name, reason)
-
-            running = _with_room(groups, tasks.values())
-            if stop.requested:
-                # Those that have no room yet are not waited for.
-                tasks = {task: name for task, name in tasks.items() if name in running}
-            board.show(running)
+                processes.forget_waiting()
+            board.show(processes.running())
     except ConnectionError:  # standard output was closed
         stop_file.touch()
-        ray.wait(list(tasks), num_returns=len(tasks), timeout=LOCK_SECONDS)  # running trials write a checkpoint and end
+        processes.wait_for_all(LOCK_SECONDS)  # running trials write a checkpoint and end
         raise
     return board.failed
-
-
-def _with_room(groups: Mapping[str, Any], names: Iterable[str]) -> set[str]:
-    """Those of the trials for whose placement group the cluster has made room: they run, or are about to."""
-    from ray.util import placement_group_table
-
-    table = placement_group_table()
-    found = set()
-    for name in names:
-        group_id = groups[name].id.hex()
-        if table[group_id]["state"] == "CREATED":
-            found.add(name)
-    return found
 
 
 def _run_trial(folder: Path, name: str, config: Configuration, train: Train, threads: int, hparams: Json) -> None:

@@ -8,6 +8,7 @@ import os
 import re
 import signal
 import subprocess
+import sys
 import uuid
 from pathlib import Path
 
@@ -141,6 +142,39 @@ def test_a_killed_trial_is_resumed_and_a_signal_to_the_group_stops_all(tmp_path:
         assert first == 0
         assert step <= second <= last_step(trial), "it went on from its last checkpoint"
     wait_until(lambda: not marked(mark))
+
+
+ORDER = """
+import sys
+from pathlib import Path
+
+import ray
+
+from training.trial_processes import TrialProcesses
+
+def note(folder, name):
+    with (Path(folder) / "started").open("a") as file:
+        file.write(f"{name}\\n")
+
+folder = sys.argv[1]
+ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
+processes = TrialProcesses(map(str, range(8)), [{"CPU": 1}], note, lambda name: (folder, name))
+while processes.any_left:
+    processes.start_next()
+    assert len(processes.groups) <= 3, processes.groups
+    for name, error in processes.wait(2.0):
+        assert error is None, error
+        processes.release(name)
+"""
+"""Eight trials on two CPUs, each of which writes its number to a file. Only one waits for room at any time."""
+
+
+def test_trials_start_in_their_order(tmp_path: Path) -> None:
+    """So seeds come one after the other. Two that start together may write in either order."""
+    subprocess.run([sys.executable, "-c", ORDER, tmp_path], env=ENVIRONMENT, check=True, timeout=PATIENCE)
+    started = [int(number) for number in (tmp_path / "started").read_text().split()]
+    assert sorted(started) == list(range(8))
+    assert all(abs(number - place) <= 1 for place, number in enumerate(started))
 
 
 def test_environments_of_trials_that_hang_are_interrupted(tmp_path: Path) -> None:
