@@ -59,7 +59,8 @@ class DmEnv(gymnasium.Env[Any, Any]):
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         """One step. Raises an OutputError if the environment begins an episode instead, as it does after the end."""
-        timestep = _timestep("step", self._environment.step(self._conform_action(action)))
+        own_action = _with_own_dtypes(self.action_space, self._conform_action(action))
+        timestep = _timestep("step", self._environment.step(own_action))
         if timestep.first():
             raise OutputError(
                 "step: expected a further step of the episode, got the first one of another; before an episode, and "
@@ -81,6 +82,17 @@ def _timestep(call: str, answer: Any) -> Any:
     if not all(hasattr(answer, name) for name in ("first", "last", "reward", "discount", "observation")):
         raise OutputError(f"{call}: expected a dm_env.TimeStep, got {describe_value(answer)}")
     return answer
+
+
+def _with_own_dtypes(space: spaces.Space[Any], action: Any) -> Any:
+    """An action in which choices are numbers of their spec's dtype, which it may check."""
+    if isinstance(space, spaces.Dict):
+        return {name: _with_own_dtypes(part, action[name]) for name, part in space.spaces.items()}
+    if isinstance(space, spaces.Tuple):
+        return tuple(_with_own_dtypes(part, item) for part, item in zip(space.spaces, action, strict=True))
+    if isinstance(space, spaces.Discrete):
+        return space.dtype.type(action)
+    return action
 
 
 def _column_names(spec: Any) -> tuple[str, ...]:

@@ -18,13 +18,13 @@ from typing import Any
 import gymnasium
 import numpy as np
 from gymnasium import spaces
-from gymnasium.envs.registration import EnvSpec
+from gymnasium.envs.registration import EnvSpec, load_env_creator
 from gymnasium.wrappers import TransformObservation
 from numpy.typing import NDArray
 
 from envs.actions import adapt_actions
 from envs.observations import adapt_observations
-from envs.outputs import checked
+from envs.outputs import checked, line
 
 Env = gymnasium.Env[Any, Any]
 EXTRA = "pip install -e '.[envs]'"
@@ -50,15 +50,14 @@ _warned: set[str] = set()
 """Environments that have been made in this process, with the warnings of gymnasium."""
 
 
-def make_env(name: str, /, *, view: str = "symbols", tile: int = 8, **fields: Any) -> Env:
+def make_env(name: str, /, **fields: Any) -> Env:
     """An environment as `adapt` makes it.
 
     Args:
         name: as in `gymnasium.make`, for instance "CartPole-v1" or "package:Id-v0", which imports the package first;
             or "module:Class" of an environment that is not registered, or "module:function" that makes one.
-        view: of MiniGrid: symbols or pixels.
-        tile: height and width of a cell of MiniGrid in pixels.
-        fields: arguments of the environment and of `gymnasium.make`, such as max_episode_steps.
+        fields: arguments of the environment and of `gymnasium.make`, such as max_episode_steps. Of MiniGrid also
+            `view`, "symbols" or "pixels", and `tile`, height and width of a cell in pixels; see `_minigrid`.
 
     Raises:
         ValueError: if there is no such id or field, or the spaces are not supported.
@@ -67,6 +66,10 @@ def make_env(name: str, /, *, view: str = "symbols", tile: int = 8, **fields: An
     if name.count(":") > 1:
         raise ValueError("expected an id such as CartPole-v1, or package:id")
     identity = spec_of_object(name) or register(name)
+    is_object = isinstance(identity, EnvSpec)
+    of_view = _taken(identity, fields)
+    if isinstance(identity, EnvSpec) and "id" in fields:  # which `gymnasium.make` calls its own first parameter
+        identity.kwargs["id"] = fields.pop("id")
     try:
         with warnings.catch_warnings():
             # Films try whether an environment draws itself: it need not say before that it does.
@@ -87,14 +90,27 @@ def make_env(name: str, /, *, view: str = "symbols", tile: int = 8, **fields: An
         raise ImportError(f"gym:{name} needs {error.name}: pip install 'gymnasium[{family}]'") from None
     except gymnasium.error.Error as error:
         module, colon, identity = name.partition(":")
-        has_no_class = colon and not package_of(name)
+        has_no_class = colon and not package_of(name) and not is_object
         also = f" Nor has {module} a gymnasium.Env, or a function, of the name {identity}." if has_no_class else ""
         raise ValueError(f"{error}{also}") from error
     if "minigrid" in sys.modules and isinstance(env.unwrapped, sys.modules["minigrid"].minigrid_env.MiniGridEnv):
-        env = _minigrid(env, view, tile)
-    elif (view, tile) != ("symbols", 8):
-        raise ValueError(f"view and tile are chosen for MiniGrid only, got view={view}, tile={tile}")
+        env = _minigrid(env, **of_view)
+    elif of_view:
+        raise ValueError(f"{' and '.join(of_view)}: expected an environment of MiniGrid, or one with such a parameter")
     return adapt(env)
+
+
+def _taken(identity: str | EnvSpec, fields: dict[str, Any]) -> dict[str, Any]:
+    """Takes `view` and `tile` out of the fields, those of them that are no parameters of the environment itself."""
+    names = [name for name in ("view", "tile") if name in fields]
+    if not names:
+        return {}
+    own: Any = {}
+    with suppress(Exception):  # an id that is none, or a creator whose parameters are not known
+        spec = identity if isinstance(identity, EnvSpec) else gymnasium.spec(identity.rpartition(":")[2])
+        creator = load_env_creator(spec.entry_point) if isinstance(spec.entry_point, str) else spec.entry_point
+        own = inspect.signature(creator).parameters  # type: ignore[arg-type]
+    return {name: fields.pop(name) for name in names if name not in own}
 
 
 def spec_of_object(name: str) -> EnvSpec | None:
@@ -129,8 +145,12 @@ def import_named(module: str, spec: str) -> Any:
             raise  # a package that the module needs
         expected = f"{spec}: expected a module in the working directory or an installed one, got {module!r}"
         hint = ""
+        package, dot, _ = module.partition(".")
         if module.endswith(".py"):
             hint = f"; without its ending: {spec.replace('.py:', ':')}"
+        elif dot and Path(package).is_dir():
+            place = getattr(sys.modules.get(package), "__file__", None) or "elsewhere"
+            hint = f"; the folder {package} here is hidden by the package of that name in {place}: rename it"
         raise ImportError(f"{expected}{hint}") from None
 
 
@@ -204,19 +224,24 @@ def adapt(env: Env) -> Env:
     return adapt_observations(adapt_actions(env))
 
 
-def _minigrid(env: Env, view: str, tile: int) -> Env:
+def _minigrid(env: Env, view: str = "symbols", tile: int = 8) -> Env:
     """MiniGrid's view of the agent without the compass: [7, 7] cells, or [7 tile, 7 tile, 3] pixels.
 
-    With the mission as text, if it differs by episode.
+    With the mission as text, if it differs by episode. Of an environment that does not show MiniGrid's symbols, such as
+    one in a wrapper of the user's, the observations stay as they are, but for the mission.
     """
+    names = [action.name for action in env.unwrapped.actions]  # type: ignore[attr-defined]
+    env.metadata = {**env.metadata, "action_names": names}
+    if not _shows_symbols(env):
+        if (view, tile) != ("symbols", 8):
+            expected = "MiniGrid's own observations, of which they choose the form"
+            raise ValueError(f"view and tile: expected {expected}, got {line(env.observation_space)}")
+        return _with_text(env)
     if view not in ("symbols", "pixels"):
         raise ValueError(f"view: expected symbols or pixels, got {view!r}")
     if type(tile) is not int or not 1 <= tile <= 64:
         raise ValueError(f"tile: expected an integer from 1 to 64, got {tile!r}")
     given: Any = env.observation_space
-    names = [action.name for action in env.unwrapped.actions]  # type: ignore[attr-defined]
-    env.metadata = {**env.metadata, "action_names": names}
-
     width, height = given["image"].shape[:2]
     if view == "pixels":
         look: Callable[[Any], Any] = functools.partial(draw_cells, tile=tile)
@@ -225,11 +250,49 @@ def _minigrid(env: Env, view: str, tile: int) -> Env:
         look = one_hot_cells
         seen = spaces.Box(0, 1, (width * height * sum(MINIGRID_BITS),), np.float32)
 
-    mission = given["mission"]
-    if mission.ordered_placeholders or mission.contains(""):  # BabyAI's missions may be any string
+    if _differs(given["mission"]):
         both = spaces.Dict(image=seen, mission=spaces.Text(MISSION_CHARACTERS))
         return TransformObservation(env, lambda own: {"image": look(own["image"]), "mission": own["mission"]}, both)
     return TransformObservation(env, lambda own: look(own["image"]), seen)
+
+
+def _shows_symbols(env: Env) -> bool:
+    """Whether observations of an environment of MiniGrid are its symbols: no wrapper makes others of them."""
+    from minigrid.core.mission import MissionSpace
+    from minigrid.wrappers import FullyObsWrapper, ViewSizeWrapper
+
+    space = env.observation_space
+    if not isinstance(space, spaces.Dict) or set(space.spaces) != {"image", "direction", "mission"}:
+        return False
+    layer = env
+    is_same = space == env.unwrapped.observation_space
+    while isinstance(layer, gymnasium.Wrapper):
+        shows_cells = isinstance(layer, FullyObsWrapper | ViewSizeWrapper)
+        if isinstance(layer, gymnasium.ObservationWrapper) and not shows_cells:
+            return False
+        is_same = is_same or shows_cells
+        layer = layer.env
+    return is_same and isinstance(space["mission"], MissionSpace)
+
+
+def _differs(mission: Any) -> bool:
+    """Whether a space of missions has several. BabyAI's may be any string."""
+    return bool(mission.ordered_placeholders) or mission.contains("")
+
+
+def _with_text(env: Env) -> Env:
+    """An environment of MiniGrid with the mission as text, or without it if it has only one; all else as it is."""
+    from minigrid.core.mission import MissionSpace
+
+    space = env.observation_space
+    mission = space.spaces.get("mission") if isinstance(space, spaces.Dict) else None
+    if not isinstance(space, spaces.Dict) or not isinstance(mission, MissionSpace):
+        return env
+    parts = dict(space.spaces)
+    del parts["mission"]
+    if _differs(mission):
+        parts["mission"] = spaces.Text(MISSION_CHARACTERS)
+    return TransformObservation(env, lambda own: {name: own[name] for name in parts}, spaces.Dict(parts))
 
 
 def draw_cells(cells: NDArray[np.uint8], tile: int) -> NDArray[np.uint8]:

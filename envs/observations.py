@@ -180,7 +180,7 @@ def image_as(space: spaces.Space[Any]) -> ObservationForm | None:
     """How an image or a batch is shown, uint8 [..., height, width, channels]; None for spaces that are not of images.
 
     Images are uint8 and uint16 of two to four axes, and Boxes of another dtype of three or four axes with bounds of
-    0..1 or 0..255. Two axes are height and width. Of three, the channels are the first or the last one; see
+    0..1 or 0..255 everywhere. Two axes are height and width. Of three, the channels are the first or the last one; see
     `_planes_first`. Four are a stack of frames, whose channels are joined, those of the first frame first. The upper
     bound of the space becomes 255.
     """
@@ -189,7 +189,8 @@ def image_as(space: spaces.Space[Any]) -> ObservationForm | None:
         return None
     low = float(space.low.min())
     high = float(space.high.max())
-    is_scaled = (low, high) in ((0.0, 1.0), (0.0, 255.0)) and len(shape) > 2
+    has_one_range = low == space.low.max() and high == space.high.min()
+    is_scaled = has_one_range and (low, high) in ((0.0, 1.0), (0.0, 255.0)) and len(shape) > 2
     if space.dtype not in (np.uint8, np.uint16) and not is_scaled:
         return None
 

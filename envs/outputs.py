@@ -51,8 +51,8 @@ class CheckedEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
         # Of the space as it is now: environments may change their own later.
         self._conform_first = conformer(env.observation_space, "reset: observation")
         self._conform = conformer(env.observation_space, "step: observation")
-        _require_call("reset", env.unwrapped.reset, seed=0, options=None)
-        _require_call("step", env.unwrapped.step, 0)
+        _require_call("reset", _called(env, "reset"), seed=0, options=None)
+        _require_call("step", _called(env, "step"), 0)
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, Any]:
         """Begins an episode."""
@@ -105,6 +105,16 @@ def _require_metadata(metadata: Mapping[str, Any]) -> None:
         raise ValueError(f"metadata['render_fps']: expected a number of pictures a second, got {pace!r}")
 
 
+def _called(env: Env, name: str) -> Any:
+    """The method that a call reaches first, but for wrappers of gymnasium's, which pass their arguments on."""
+    while isinstance(env, gymnasium.Wrapper):
+        method = getattr(type(env), name)
+        if not method.__module__.startswith("gymnasium."):
+            break
+        env = env.env
+    return getattr(env, name)
+
+
 def _require_call(name: str, method: Any, *arguments: Any, **options: Any) -> None:
     try:
         signature = inspect.signature(method)
@@ -131,7 +141,7 @@ def conformer(space: spaces.Space[Any], name: str) -> Callable[[Any], Any]:
     """A function that returns a value as a space says, with an array of its shape and dtype at every leaf.
 
     Numbers of another dtype are converted if their values allow it: floats are rounded, whole numbers must stay as they
-    are (a Python int for Discrete stays one). The limits of a Box and of a Text do not count, as many environments
+    are (those for Discrete are Python ints). The limits of a Box and of a Text do not count, as many environments
     exceed them. Further keys of dicts are left out, and values of other spaces are returned as they are. The function
     is called at every step of every environment, so everything that depends on the space alone is done here.
 
@@ -182,7 +192,7 @@ def _discrete_conformer(space: spaces.Discrete, name: str) -> Callable[[Any], An
     last = first + int(space.n) - 1
 
     def conform(value: Any) -> Any:
-        whole = value if type(value) is int else _converted(space, value, name)
+        whole = value if type(value) is int else int(_converted(space, value, name))
         if not first <= whole <= last:
             raise OutputError(f"{name}: expected a value of {line(space)}, got {describe_value(value)}")
         return whole

@@ -319,7 +319,7 @@ class ProcessVectorEnv(VectorEnv):
         try:
             for observation_space, action_space, _ in shown[1:]:
                 require_equal_spaces(self, observation_space, action_space)
-        except ValueError:
+        except OutputError:
             self.close()
             raise
         self.observation_space = batch_space(self.single_observation_space, num_envs)
@@ -416,6 +416,7 @@ def _joined(parts: Sequence[Any]) -> Any:
 def _serve(pipe: Connection, make: MakeEnv, num_envs: int, errors: str | None) -> None:
     """Runs in a process: steps its share of the environments on request until the pipe is closed."""
     os.setsid()
+    multiprocessing.current_process().daemon = False  # environments may start processes of their own
     if errors:
         os.dup2(os.open(errors, os.O_WRONLY | os.O_APPEND), 2)
     threading.Thread(target=_end_with, args=(multiprocessing.parent_process(),), daemon=True).start()

@@ -92,11 +92,11 @@ def _gym(name: str, overrides: dict[str, str], num_envs: int, actors: int) -> Ve
     """Copies of an environment of gymnasium; of an Atari game, a batch with its preprocessing unless `raw` is True."""
     if gym.package_of(name) != "ale_py":
         return _copies(gym.make_env, name, overrides, num_envs, actors)
-    raw = overrides.get("raw", "False")
-    if raw not in ("True", "False"):
+    raw = literals(overrides).get("raw", False)
+    if not isinstance(raw, bool):
         raise ValueError(f"raw: expected True or False, got {raw!r}")
     others = {field: text for field, text in overrides.items() if field != "raw"}
-    if raw == "True":
+    if raw:
         return _copies(gym.make_env, name, others, num_envs, actors)
     _check_fields(f"gym:{name} without raw=True", others, (*atari.ALLOWED, "raw"))
     return atari.make(name, num_envs, actors, **literals(others))

@@ -50,8 +50,8 @@ class EndlessTMaze(DiagnosticEnv):
     @staticmethod
     def scores(corridors: int = 10, **_: Any) -> dict[str, float]:
         # A guess is right with probability 1/2, and the first wrong one ends the episode. Random actions that turn at
-        # all turn left as often as right.
-        guessed = sum(0.5**turn for turn in range(1, corridors + 1)) / corridors
+        # all turn left as often as right. The sum of 1/2^turn over the corridors is 1 - 1/2^corridors.
+        guessed = (1.0 - 0.5**corridors) / corridors
         return {"oracle": 1.0, "memoryless": guessed, "random": guessed}
 
     def begin(self, rows: NDArray[np.bool_]) -> None:
@@ -121,8 +121,9 @@ class Association(DiagnosticEnv):
     @staticmethod
     def scores(keys: int = 8, values: int = 4, steps: int = 64, **_: Any) -> dict[str, float]:
         # A key is drawn each step; it is known if it came before. A step is a question with half of that probability.
-        known = [1.0 - (1.0 - 1.0 / keys) ** step for step in range(steps)]
-        asked = 0.5 * sum(known) / steps
+        # At step t it did not come with a probability of (1 - 1/keys)^t, of which the sum is geometric.
+        unknown = keys * (1.0 - (1.0 - 1.0 / keys) ** steps)
+        asked = 0.5 * (steps - unknown) / steps
         return {"oracle": asked, "memoryless": asked / values, "random": asked / values}
 
     def begin(self, rows: NDArray[np.bool_]) -> None:

@@ -9,13 +9,16 @@ from collections.abc import Mapping
 from envs.dmlab30 import BY_NAME, find
 from envs.registry import diagnostic_task
 from envs.rooms.config import VARIANTS
-from envs.specs import parse_spec
+from envs.specs import parse_spec, tasks
 
 LEVEL = BY_NAME["rooms_select_nonmatching_object"]
 """The level of DMLab-30 that is re-created."""
 ORACLE = 77.0
 """What the oracle that plans (`rooms.planner`) scores on it: the same for every seed, and with nine and fifteen
 actions."""
+
+PLAYERS = ("human", "random", "oracle", "memoryless")
+"""Those whose scores are known of some tasks."""
 
 MEASURED: dict[str, dict[str, float]] = {
     "full": {"oracle": 77.0, "random": 0.82},
@@ -43,16 +46,32 @@ error 0.03; 32768 of the others, 0.03 to 0.12)."""
 def reference_scores(spec: str) -> dict[str, float | None]:
     """Mean scores per episode of "human", "random", "oracle" and the best "memoryless" player, None where not known.
 
-    Makes no environment.
+    Makes no environment. Those of several tasks are means over them, where all have one.
 
     On the levels of DMLab-30, with any observations and actions, and on the re-created one, "human" and "random" are
     the published scores that define human-normalised ones; elsewhere "random" is from `MEASURED`.
+
+    Raises a ValueError for what is no task.
     """
+    by_task = [_scores_of_task(task) for task in tasks(spec)]
+    means: dict[str, float | None] = {}
+    for player in PLAYERS:
+        scores = [known[player] for known in by_task]
+        values = [score for score in scores if score is not None]
+        means[player] = sum(values) / len(values) if len(values) == len(scores) else None
+    return means
+
+
+def _scores_of_task(spec: str) -> dict[str, float | None]:
+    """The same of one task."""
     kind, name, overrides = parse_spec(spec)
-    known: dict[str, float | None] = dict.fromkeys(("human", "random", "oracle", "memoryless"))
+    known: dict[str, float | None] = dict.fromkeys(PLAYERS)
     if kind == "diagnostic":
         task, fields = diagnostic_task(name, overrides)
-        scores = task.scores(**fields)
+        try:
+            scores = task.scores(**fields)
+        except (TypeError, ArithmeticError) as error:  # fields of which no environment can be made
+            raise ValueError(f"environment {spec!r}: {error}") from None
         return {name: scores.get(name) for name in known}
     if kind == "dmlab":
         level = find(name)

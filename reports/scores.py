@@ -32,6 +32,8 @@ OF_MACHINE = {"learner.precision", "actors.precision", "learner.device", "actors
 """Settings that differ between machines and make no other agent."""
 _KINDS = {str: "text", int: "a whole number", float: "a number or null", bool: "true or false"}
 """What a file has for the fields of a `Score`, in words."""
+MOST = 2**63 - 1
+"""The greatest seed and size of a state in a file."""
 SHOWN = 3
 """Settings that are named where two variants differ in more."""
 ROWS = 16
@@ -251,9 +253,10 @@ def _read_row(row: Any, settings: Sequence[Json], where: str) -> Score:
         reference_scores(score.task)
     except ValueError as error:
         raise ValueError(f"{where}: task: {error}") from error
-    least = min(score.seed, score.state_bytes)
-    if least < 0 or not 0 <= score.share <= 1:
-        raise ValueError(f"{where}: expected numbers from 0, and a share up to 1, got {abbreviate(row)}")
+    is_seed = 0 <= score.seed <= MOST
+    is_size = 0 <= score.state_bytes <= MOST
+    if not is_seed or not is_size or not 0 <= score.share <= 1:
+        raise ValueError(f"{where}: expected numbers from 0 to 2^63 - 1, and a share up to 1, got {abbreviate(row)}")
     return score
 
 

@@ -17,6 +17,7 @@ from actors.intervals import mean_interval, share_interval
 from actors.recorder import record_episodes
 from actors.recording import Recording
 from agent import Agent
+from agent.encoders import part_shapes
 from envs import (
     drawing,
     held_out,
@@ -204,7 +205,7 @@ def record(
     shown = tasks(env or tested_on(config))[0]
     value_column = _value_column(config, shown)
     # People see nothing in a vector.
-    has_images = len(interface(shown).observation_shape) == 3
+    has_images = any(len(shape) == 3 for shape in part_shapes(interface(shown).observation_shape))
     if not has_images:
         shown = drawing(shown)
     actor = make_evaluator(config, agent, 1, seed, sample, shown, film=True)

@@ -57,6 +57,8 @@ SHORT = {"compression_rate": "rate", "compression": "", "compression_loss": "los
 """Names of fields in labels, where they differ from the field's own."""
 LONGEST = 200
 """Characters of a field and its value in labels."""
+LONGEST_NAME = 120
+"""Characters of a variant in the names of trials, which are folders: beside it there are the task and the seed."""
 Axis = tuple[str, tuple[str, ...]]
 """A field of the configuration, such as "agent.core.compression_rate", and its values as words."""
 
@@ -117,6 +119,11 @@ def make_trials(
     if len(variants) < fewest:
         raise UserError("expected something to compare: several --cores or --rates, or --vary FIELD VALUE VALUE")
 
+    presets = {variant.preset: _data(variant) for variant in variants}
+    if len(presets) > 1:
+        chosen_presets = " and ".join(f"{name} for {data}" for name, data in presets.items())
+        raise UserError(f"vary: expected one preset, got {chosen_presets}; name one with --preset")
+
     # Names say in what the variants differ, and what they learn from if that differs.
     data = [_data(variant) for variant in variants]
     titles = label(variants)
@@ -176,17 +183,24 @@ def _replaced(config: Any, field: str, value: Any) -> Any:
 
 
 def _with_seeds(titles: Sequence[str], variants: Sequence[Config], seeds: Sequence[int]) -> dict[str, Config]:
-    """Each variant with each seed, by the trial's name. Raises a UserError if two variants have one title."""
+    """Each variant with each seed, by the trial's name. Raises a UserError if two variants are the same run."""
+    differences = [repr(training_fields(variant)) for variant in variants]
+    if len(set(differences)) < len(variants):
+        raise UserError("vary: expected fields that make a difference; two variants are the same run")
+
+    # Names are those of folders, which have neither capitals nor signs, and no length.
+    slugs = [re.sub(r"[^a-z0-9.]+", "-", title.lower()).rstrip("-") for title in titles]
+    names = []
+    for slug, difference in zip(slugs, differences):
+        if slugs.count(slug) > 1 or len(slug) > LONGEST_NAME:
+            digest = hashlib.sha256(difference.encode(errors="backslashreplace")).hexdigest()
+            slug = f"{slug[: LONGEST_NAME - 9]}-{digest[:8]}"
+        names.append(slug)
+
     trials = {}
     for seed in seeds:
-        for title, variant in zip(titles, variants):
-            # Names are those of folders.
-            words = f"{title}-seed-{seed}".lower()
-            name = re.sub(r"[^a-z0-9.]+", "-", words)
-            trials[name] = dataclasses.replace(variant, seed=seed)
-    # Two variants of one name differ in nothing that a variant can differ in.
-    if len(trials) < len(variants) * len(seeds):
-        raise UserError("vary: expected fields that make a difference; two variants are the same run")
+        for name, variant in zip(names, variants):
+            trials[f"{name}-seed-{seed}"] = dataclasses.replace(variant, seed=seed)
     return trials
 
 

@@ -118,7 +118,8 @@ def _require_equal(folder: Path, old: Mapping[str, Configuration], new: Mapping[
         for field, value in fields.items():
             if fields_before.get(field) != value:
                 expected = f"expected its {field} to be {fields_before.get(field)!r}, as in its sweep"
-                raise UserError(f"{folder / name}: {expected}, got {value!r}")
+                hint = "if a command has both values, they have names of their own"
+                raise UserError(f"{folder / name}: {expected}, got {value!r}; {hint}")
 
 
 def _plain(trials: Mapping[str, Configuration]) -> dict[str, Json]:

@@ -419,8 +419,12 @@ def test_rows_of_a_file_join_those_of_equal_terms() -> None:
         ({"more": 1}, "row 1: expected an object of"),
         ({"task": "evil"}, "row 1: task: environment 'evil': expected 'kind:name'"),
         ({"task": "diagnostic:evil"}, "row 1: task: no diagnostic task 'evil'"),
-        ({"share": 1.5}, "row 1: expected numbers from 0, and a share up to 1"),
+        ({"task": "diagnostic:endless-tmaze,corridors=0"}, "row 1: task: environment 'diagnostic:endless-tmaze,"),
+        ({"task": "diagnostic:recall,symbols=[1]"}, "row 1: task: environment 'diagnostic:recall,symbols=[1]'"),
+        ({"share": 1.5}, "row 1: expected numbers from 0 to 2^63 - 1, and a share up to 1"),
         ({"state_bytes": -1}, "row 1: expected numbers from 0"),
+        ({"state_bytes": 10**400}, "row 1: expected numbers from 0 to 2^63 - 1"),
+        ({"seed": 2**63}, "row 1: expected numbers from 0 to 2^63 - 1"),
     ],
 )
 def test_files_of_scores_that_are_none(content: Any, words: str, tmp_path: Path, cli: Commands) -> None:

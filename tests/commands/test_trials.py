@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import math
+import re
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -161,6 +162,31 @@ def test_labels_name_what_differs_within_a_core_and_between_all() -> None:
     assert label(transformers) == ["local", "transformer-xl"]
     with pytest.raises(UserError, match="the same run"):
         grid(vary=[("learner.discount", ("0.9", "0.90"))])
+
+
+def test_names_of_trials_differ_where_runs_do() -> None:
+    """Folders have no signs, capitals or underscores, and file systems no names of any length."""
+    for first, second in [
+        ("gym:CartPole-v1,sutton=1", "gym:CartPole-v1,sutton=-1"),
+        ("gym:my_pkg:Maze-v0", "gym:my-pkg:maze-v0"),
+    ]:
+        names = list(grid(vary=[("env", (first, second))]))
+        assert len(set(names)) == 2
+        assert all(re.fullmatch(r"[a-z0-9.-]+", name) for name in names)
+
+    many = ",".join(f"diagnostic:recall,delay={delay}" for delay in range(1, 30))
+    long = list(grid(vary=[("env", (many, many.replace("=29", "=31")))], seeds=(0, 1)))
+    assert len(set(long)) == 4
+    assert max(map(len, long)) < 150
+
+
+def test_variants_have_one_preset() -> None:
+    def parse(words: list[str]) -> Any:
+        return parse_train("launch", words).config
+
+    environments = ("gym:CartPole-v1", "diagnostic:recall")
+    with pytest.raises(UserError, match=r"one preset, got general for gym:.* and cpu for diag.*; name one with"):
+        make_trials(RunConfig, parse, None, (), (), (0,), [("env", environments)], ())
 
 
 def test_labels_are_short_however_long_a_value_is() -> None:

@@ -193,6 +193,14 @@ class Many(gymnasium.Env):
         return {"eyes": (left, right), "held": self.np_random.integers([2, 3]), "told": words}
 
 
+class Named(Odd):
+    """Its parameters have names that mean something for other environments."""
+
+    def __init__(self, view: str = "first", tile: int = 8, id: str = "a") -> None:
+        super().__init__()
+        self.given = (view, tile, id)
+
+
 class Fading(Odd):
     """It draws itself twice, and then no more."""
 
@@ -247,6 +255,6 @@ def wrapped(steps: int = 3) -> gymnasium.Env:
     return gymnasium.wrappers.TimeLimit(Odd(), steps)
 
 
-for made in (Odd, OldOdd, BareOdd, Camera, Fading):
+for made in (Odd, OldOdd, BareOdd, Camera, Fading, Named):
     gymnasium.register(f"{made.__name__}-v0", made, max_episode_steps=9)
 gymnasium.register("Many-v0", Many)

@@ -172,6 +172,13 @@ def test_a_function_that_makes_an_environment(fields: str, steps: int) -> None:
     assert truncated == [[False, False]] * (steps - 1) + [[True, True]]
 
 
+def test_fields_are_the_environments_own_if_it_has_such_parameters() -> None:
+    env = envs.make_vector("gym:tests.envs.odd:Named,view=third,tile=4,id=b", 1)
+    assert env.envs[0].unwrapped.given == ("third", 4, "b")  # type: ignore[attr-defined]
+    registered = envs.make_vector("gym:tests.envs.odd:Named-v0,view=third,tile=4", 1)
+    assert registered.envs[0].unwrapped.given == ("third", 4, "a")  # type: ignore[attr-defined]
+
+
 @pytest.mark.parametrize(
     ("spec", "message"),
     [
@@ -194,7 +201,9 @@ def test_a_function_that_makes_an_environment(fields: str, steps: int) -> None:
         ("gym:CartPole-v1,max_episode_steps=-3", "gym:CartPole-v1,.*: .*max_episode_steps"),
         ("gym:CartPol-v1", "gym:CartPol-v1: .* Did you mean: `CartPole`"),
         ("gym:CartPole-v1,gravity=3", "unexpected keyword argument 'gravity'"),
-        ("gym:CartPole-v1,view=pixels", "for MiniGrid only"),
+        ("gym:CartPole-v1,view=pixels", "view: expected an environment of MiniGrid, or one with such a parameter"),
+        ("gym:tests.envs.odd:Odd,view=pixels,tile=3", "view and tile: expected an environment of MiniGrid"),
+        ("gym:envs.mine:Env", r"got 'envs.mine'; the folder envs here is hidden by .*envs.__init__.py: rename it"),
         ("gym:CartPole-v1,processes=none", "processes: expected a whole number, got 'none'"),
         ("dm:Walk", "environment dm:Walk: .* as in dm:module:Class"),
         ("dm:tests.envs.dm_tasks:Run", "no attribute 'Run'"),

@@ -4,6 +4,7 @@ import sys
 import unittest
 from collections.abc import Iterator
 from functools import partial
+from typing import Any
 
 import numpy as np
 import pytest
@@ -58,6 +59,32 @@ def test_truncation_and_termination_are_told_apart() -> None:
                 env.step(0)
             env.reset()
     assert ends == {(True, False), (False, True)}
+
+
+class Moves(Walk):
+    """Its actions are keys, and it checks them itself; `dtype` is that of its choices."""
+
+    def __init__(self, dtype: type) -> None:
+        super().__init__()
+        self.dtype = dtype
+
+    def step(self, action: Any) -> Any:
+        where, (_, how) = action["where"], action["how"]
+        self.action_spec()["where"].validate(where)
+        return super().step({0: 0, 1: 2}[where] + how)
+
+    def action_spec(self) -> Any:
+        choice = specs.DiscreteArray(2, self.dtype)
+        return {"where": choice, "how": (specs.BoundedArray((1,), float, 0, 1), specs.DiscreteArray(1))}
+
+
+@pytest.mark.parametrize("dtype", [np.int32, np.int8, np.uint8, np.int64])
+def test_choices_are_numbers_of_their_specs_dtype(dtype: type) -> None:
+    env = DmEnv(partial(Moves, dtype))
+    env.reset(seed=0)
+    for where in (0, 1, np.int64(1)):
+        env.reset()
+        env.step({"where": where, "how": (np.zeros(1), 0)})
 
 
 def test_an_existing_environment_keeps_its_random_stream() -> None:

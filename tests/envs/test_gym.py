@@ -114,6 +114,58 @@ def test_missions_that_differ_by_episode_are_read(spec: str, seen: spaces.Space[
     assert len(missions) > 5
 
 
+def in_wrapper(wrapper: str, name: str = "MiniGrid-Empty-5x5-v0") -> gymnasium.Env:
+    """An environment of MiniGrid in one of its own wrappers."""
+    from minigrid import wrappers
+
+    return getattr(wrappers, wrapper)(gymnasium.make(name))
+
+
+IN_WRAPPERS: dict[str, spaces.Space[Any] | None] = {
+    "RGBImgPartialObsWrapper": spaces.Tuple([spaces.Box(0, 255, (56, 56, 3), np.uint8), spaces.Box(0, 1, (4,))]),
+    "ImgObsWrapper": spaces.Box(0, 255, (7, 7, 3), np.uint8),
+    "OneHotPartialObsWrapper": spaces.Tuple([spaces.Box(0, 255, (7, 7, 20), np.uint8), spaces.Box(0, 1, (4,))]),
+    "FlatObsWrapper": None,
+    "DictObservationSpaceWrapper": None,
+    "FullyObsWrapper": spaces.Box(0, 1, (5 * 5 * 20,), np.float32),
+    "ViewSizeWrapper": spaces.Box(0, 1, (7 * 7 * 20,), np.float32),
+}
+"""Wrappers of MiniGrid, and what is seen of them: their own view, or the symbols of one that shows other cells."""
+
+
+@minigrid
+@pytest.mark.parametrize("wrapper", IN_WRAPPERS)
+def test_a_wrapper_of_the_user_decides_what_is_seen(wrapper: str) -> None:
+    spec = f"gym:tests.envs.test_gym:in_wrapper,wrapper={wrapper}"
+    env = envs.make_vector(spec, 1)
+    expected = IN_WRAPPERS[wrapper]
+    assert expected is None or env.single_observation_space == expected
+    theirs = in_wrapper(wrapper)
+    seen, _ = env.reset(seed=0)
+    known, _ = theirs.reset(seed=0)
+    for action in (2, 1, 2, 1, 0, 2):
+        image = known["image"] if isinstance(known, dict) else known
+        if wrapper in ("FullyObsWrapper", "ViewSizeWrapper"):
+            image = one_hot_cells(image)
+        shown = seen[0] if isinstance(seen, tuple) else seen
+        if wrapper == "DictObservationSpaceWrapper":
+            shown = shown[0][: image.size]
+        assert np.array_equal(np.ravel(shown), np.ravel(image))
+        seen, *_ = env.step(np.array([action]))
+        known, *_ = theirs.step(action)
+
+
+@minigrid
+def test_missions_are_read_beside_the_view_of_a_wrapper() -> None:
+    spec = "gym:tests.envs.test_gym:in_wrapper,wrapper=RGBImgPartialObsWrapper,name=MiniGrid-GoToDoor-5x5-v0"
+    env = envs.make_vector(spec, 1)
+    observation, _ = env.reset(seed=0)
+    mission = split_words(env.envs[0].unwrapped.mission)  # type: ignore[attr-defined]
+    assert observation["instruction"][0].tolist() == hash_pairs(mission, MOST_WORDS).tolist()
+    with pytest.raises(ValueError, match="view and tile: expected MiniGrid's own observations"):
+        envs.make_vector(f"{spec},tile=4", 1)
+
+
 @minigrid
 @pytest.mark.parametrize(
     ("spec", "message"),

@@ -119,6 +119,15 @@ def test_images_of_all_layouts_and_numbers(space: spaces.Box, expected: Any) -> 
     assert observation.tolist() == wanted.tolist()
 
 
+def test_channels_with_bounds_of_their_own_are_numbers() -> None:
+    """Colours up to 255 beside a depth up to 1 have no common scale."""
+    high = np.full((2, 2, 4), 255, np.float32)
+    high[..., 3] = 1.0
+    vector, observation, last = shown(spaces.Box(np.zeros_like(high), high, dtype=np.float32))
+    assert vector.shape == (16,)
+    assert observation.tolist() == last.ravel().tolist()
+
+
 def test_values_beyond_the_bounds_of_an_image_are_clipped() -> None:
     env = adapt(Shows(spaces.Box(0, 1, (2, 2, 1), np.float32)))
     values = np.array([-0.5, 0.1, 1.0, 300.0], np.float32).reshape(2, 2, 1)

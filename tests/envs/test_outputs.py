@@ -14,9 +14,9 @@ from actors.evaluation import ScriptedActor, play_episodes
 from envs import guard
 from envs.dm import DmEnv
 from envs.guard import OutputError
-from envs.outputs import checked, conformer, flag, number
+from envs.outputs import CheckedEnv, checked, conformer, flag, number
 from envs.processes import batch
-from tests.envs.odd import INFOS, Odd, OddDm
+from tests.envs.odd import INFOS, Odd, OddDm, OldOdd
 
 pytestmark = pytest.mark.filterwarnings("error::RuntimeWarning")  # numpy would write them to users' terminals
 
@@ -41,7 +41,6 @@ def with_arm(*arm: Any) -> dict[str, Any]:
         (spaces.Box(-1, 1, (2,), np.float32), np.full(2, 3e38), np.full(2, 3e38, np.float32)),
         (IMAGE, np.full((2, 3, 3), 255, np.int64), np.full((2, 3, 3), 255, np.uint8)),
         (IMAGE, np.full((2, 3, 3), 7.0), np.full((2, 3, 3), 7, np.uint8)),
-        (spaces.Discrete(3, start=5), np.array(7), np.array(7)),
         (WHOLE, (1, 2), np.array([1, 2])),
         (spaces.MultiBinary(2), [True, False], np.array([1, 0], np.int8)),
     ],
@@ -51,6 +50,13 @@ def test_values_that_can_be_converted_without_loss_are(space: spaces.Space[Any],
     assert (found.dtype, found.shape) == (expected.dtype, expected.shape)
     assert np.array_equal(found, expected)
     assert found.dtype == space.dtype
+
+
+@pytest.mark.parametrize("value", [7, np.array(7), np.int8(7), np.uint8(7), 7.0])
+def test_a_choice_is_a_number_of_python(value: Any) -> None:
+    """Sums with one of a small dtype would overflow, and arrays are no keys of a dict."""
+    found = conformer(spaces.Discrete(3, start=5), "it")(value)
+    assert (type(found), found) == (int, 7)
 
 
 def test_a_nest_is_converted_leaf_by_leaf_and_further_keys_are_left_out() -> None:
@@ -235,6 +241,28 @@ def test_counters_that_an_environment_names_are_read() -> None:
     *_, infos = play("gym:tests.envs.odd:Odd-v0,metrics=True")[-1]
     assert infos["doors"].tolist() == [3.0, 3.0]
     assert infos["_doors"].tolist() == [True, True]
+
+
+class Repaired(gymnasium.Wrapper):
+    """Gives an environment of the old interface the `reset` of now."""
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        return self.env.reset(), {}
+
+
+class Broken(gymnasium.Wrapper):
+    """Takes the seed away again."""
+
+    def reset(self) -> Any:  # type: ignore[override]
+        return self.env.reset()
+
+
+def test_what_is_called_is_checked_and_not_what_a_wrapper_repairs() -> None:
+    env = CheckedEnv(gymnasium.wrappers.TransformReward(Repaired(OldOdd()), lambda reward: reward))
+    observation, _ = env.reset(seed=3)
+    assert observation.tolist() == [0.0, 0.0]
+    with pytest.raises(ValueError, match="reset: expected parameters as gymnasium's"):
+        CheckedEnv(Broken(Odd()))
 
 
 def test_gyms_old_interface_is_refused_when_the_environment_is_made() -> None:

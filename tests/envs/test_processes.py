@@ -1,5 +1,6 @@
 """A batch divided over processes does what it does in one, reports errors in them, and leaves no process behind."""
 
+import multiprocessing
 import os
 import random
 import signal
@@ -89,6 +90,24 @@ def test_it_is_the_batch_in_one_process() -> None:
             assert np.array_equal(infos["steps"], serial_infos["steps"])
             assert infos["_steps"].all()
     env.close()
+
+
+class Simulated(Tally):
+    """Runs a program in another process at every reset, as simulators do."""
+
+    def reset(self, **options: Any) -> Any:
+        program = multiprocessing.get_context("fork").Process(target=int)
+        program.start()
+        program.join()
+        assert program.exitcode == 0
+        return super().reset(**options)
+
+
+def test_environments_may_start_processes_of_their_own() -> None:
+    env = batch(Simulated, 2, processes=2)
+    observation, _ = env.reset(seed=0)
+    env.close()
+    assert observation.shape == (2, 2)
 
 
 def test_a_value_for_each_environment_is_expected() -> None:

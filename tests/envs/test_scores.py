@@ -1,5 +1,7 @@
 """Reference scores by spec, and normalised scores."""
 
+import re
+
 import pytest
 
 import envs
@@ -34,6 +36,30 @@ def test_variants_of_the_level() -> None:
     assert envs.reference_scores("diagnostic:recall,delay=3").keys() == UNKNOWN.keys()
     with pytest.raises(ValueError, match="full, full-half, transfer"):
         envs.reference_scores("rooms:large")
+
+
+def test_several_tasks_have_the_mean_where_all_have_one() -> None:
+    two = "diagnostic:recall,delay=3,diagnostic:recall,symbols=2"
+    expected = {"oracle": 1.0, "memoryless": (0.25 + 0.5) / 2, "random": (0.25 + 0.5) / 2}
+    assert envs.reference_scores(two) == UNKNOWN | expected
+    other = "diagnostic:recall,gym:CartPole-v1"
+    assert envs.reference_scores(other) == UNKNOWN
+
+
+@pytest.mark.parametrize(
+    "fields",
+    ["endless-tmaze,corridors=0", "recall,symbols=0", "recall,symbols=[1]", "association,keys=0", "color-cubes,size=0"],
+)
+def test_tasks_that_cannot_be_have_no_scores(fields: str) -> None:
+    with pytest.raises(ValueError, match=f"environment {re.escape(repr(f'diagnostic:{fields}'))}: "):
+        envs.reference_scores(f"diagnostic:{fields}")
+
+
+def test_scores_of_tasks_of_any_length_are_known_at_once() -> None:
+    assert envs.reference_scores("diagnostic:endless-tmaze,corridors=1000000000")["random"] == pytest.approx(1e-9)
+    long = envs.reference_scores("diagnostic:association,keys=8,values=4,steps=1000000000")
+    assert long["oracle"] == pytest.approx(0.5)
+    assert envs.reference_scores("diagnostic:passive-tmaze,length=1000000000")["random"] == pytest.approx(-1.0)
 
 
 def test_people_score_100_on_dmlab30_and_random_actions_0() -> None:

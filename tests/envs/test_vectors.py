@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from envs.outputs import NUMERIC, leaves
+from envs.outputs import NUMERIC, conformer, leaves
 from envs.vectors import flattener
 from tests.envs.generated import draw_space
 
@@ -21,6 +21,16 @@ def drawn(first: Any, last: Any) -> Iterator[Any]:
         if all(isinstance(part, NUMERIC) for part in parts) and 1 <= spaces.flatdim(space) <= 1000:
             space.seed(case)
             yield space
+
+
+@pytest.mark.parametrize("dtype", [np.int8, np.uint8, np.int16])
+def test_choices_of_a_small_dtype_have_their_place_behind_many_numbers(dtype: type) -> None:
+    for start in (0, 3):
+        choice = spaces.Discrete(4, start=start, dtype=dtype)
+        space = spaces.Tuple([spaces.Box(-1, 1, (300,), np.float32), choice])
+        numbers = np.zeros(300, np.float32)
+        value = conformer(space, "it")((numbers, dtype(start + 2)))
+        assert np.flatnonzero(flattener(space)(value)).tolist() == [302]
 
 
 @pytest.mark.parametrize("first", [0, 100])
