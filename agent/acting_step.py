@@ -150,11 +150,16 @@ class ActingStep(nn.Module):
 
     def _observation(self, parts: tuple[Tensor, ...]) -> Sensed | Observation:
         """The observation [B, 1, ...] that has the parts [B, ...]."""
-        several = tuple(part[:, None] for part in parts)
-        if self.agent.instruction is None:
-            return several[0] if self.is_one_part else several
-        *sensed, words = several
-        return Observation(sensed[0] if self.is_one_part else tuple(sensed), words)
+        several = [part[:, None] for part in parts]
+        words = None
+        if self.agent.instruction is not None:
+            words = several.pop()
+        sensed: Sensed = tuple(several)
+        if self.is_one_part:
+            (sensed,) = several
+        if words is None:
+            return sensed
+        return Observation(sensed, words)
 
     def _remember(self, inputs: Tensor, reset: Tensor, state: tuple[Tensor, ...]) -> tuple[Tensor, list[Tensor]]:
         """Features [B, 1, D] and the next state, of a core without segments."""
@@ -184,17 +189,25 @@ class ActingStep(nn.Module):
 
     def _without_segment(self, state: State) -> list[Tensor]:
         """The tensors of a core's state but those of the segment."""
-        fields = zip(state._fields, state, strict=True)
-        return [leaf for field, part in fields if field != SEGMENT for leaf in leaves(part)]
+        kept: list[Tensor] = []
+        for field, part in zip(state._fields, state, strict=True):
+            if field != SEGMENT:
+                kept += leaves(part)
+        return kept
 
     def _nested(self, tensors: tuple[Tensor, ...] | list[Tensor]) -> State:
         """The core's state at the beginning of a segment, in which the segment is empty."""
         if not self.segment_size:
             return fill_state(self.template, tensors)
         rows = tensors[0].shape[0] if tensors else 1
-        blank = map_state(lambda leaf: leaf.new_zeros(rows, *leaf.shape[1:]), getattr(self.template, SEGMENT))
-        without = self.template._replace(**{SEGMENT: ()})
-        return fill_state(without, tensors)._replace(**{SEGMENT: blank})
+
+        def zeros(leaf: Tensor) -> Tensor:
+            return leaf.new_zeros(rows, *leaf.shape[1:])
+
+        empty_segment = map_state(zeros, getattr(self.template, SEGMENT))
+        without_segment = self.template._replace(**{SEGMENT: ()})
+        filled = fill_state(without_segment, tensors)
+        return filled._replace(**{SEGMENT: empty_segment})
 
 
 def _number_everywhere(leaf: Tensor, field: str) -> float:

@@ -319,10 +319,12 @@ class InstructionEncoder(nn.Module):
         outputs, _ = self.lstm(self.embedding(words))
 
         # The output at the last word.
-        length = (words != 0).sum(dim=1)
-        at = (length - 1).clamp(min=0)[:, None, None].expand(-1, 1, outputs.shape[2])
-        last = outputs.gather(1, at)[:, 0]
-        return last.masked_fill((length == 0)[:, None], 0.0)
+        length = (words != 0).sum(dim=1)  # [N]
+        last_word = (length - 1).clamp(min=0)
+        index = last_word[:, None, None].expand(-1, 1, outputs.shape[2])
+        last = outputs.gather(1, index).squeeze(1)
+        is_empty = length == 0
+        return last.masked_fill(is_empty[:, None], 0.0)
 
 
 class Reconstruction(nn.Module):

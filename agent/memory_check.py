@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from agent.core.config import RoutingTransformerConfig, WaveNetConfig
+from agent.core.config import CompressiveTransformerConfig, RoutingTransformerConfig, WaveNetConfig
 from agent.core.state import state_bytes
 
 Network = TypeVar("Network", bound=Any)  # a module with `initial_state`
@@ -52,18 +52,28 @@ def build_network(build: Callable[[], Network], config: Any, rows: int = 1) -> N
 def _most_bytes(config: Any, rows: int) -> int:
     """A generous upper bound of what a network and the state of `rows` rows need, from the configuration alone.
 
-    No layer has more than 64 matrices of the largest size, and the state of a row has no more than one for each layer,
-    but for the slots of `_num_slots`. Each number takes 16 bytes: its own four, and those of its gradient and its two
-    moments.
+    No layer has more than 64 matrices of the largest size beside those of `_num_convolved`, and the state of a row no
+    more than one for each layer beside the slots of `_num_slots`. Each number takes 16 bytes: its own four, and those
+    of its gradient and its two moments.
     """
     # Any number in the text of the configuration may be a size. One that is none can only raise the bound.
     found = re.findall(r"\d+", str(config))
     largest_size = max([256, *map(int, found)])
     core = getattr(config, "core", config)
     num_layers = getattr(core, "num_layers", 1)
-    in_matrices = (64 + rows) * num_layers * largest_size**2
+    in_matrices = (64 + _num_convolved(core) + rows) * num_layers * largest_size**2
     in_slots = rows * _num_slots(core) * largest_size
     return 16 * (in_matrices + in_slots)
+
+
+def _num_convolved(core: Any) -> int:
+    """Matrices of a layer that compress: one for each step of a compressed slot, and as many that decode it."""
+    if not isinstance(core, CompressiveTransformerConfig):
+        return 0
+    rates = core.compression_rate
+    if isinstance(rates, int):
+        rates = (rates,)
+    return 2 * max(rates)
 
 
 def _num_slots(core: Any) -> int:

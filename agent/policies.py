@@ -37,7 +37,7 @@ FIRST_LOG_SCALE = math.log(0.5)
 Walker2d-v5 is learned later; 0.5 is also what Andrychowicz et al. 2021, arXiv:2006.05990, recommend."""
 LEAST_LOG_SCALE = -5.0
 MOST_LOG_SCALE = 2.0
-"""Limits of the logarithm of a Gaussian's standard deviation; beyond them it stays, without a gradient."""
+"""Limits of the logarithm of a Gaussian's standard deviation; see `_Within`."""
 NODES = 97
 FARTHEST_NODE = 6.5
 """Nodes of the integral in the entropy of squashed numbers, and the greatest, in standard deviations. With equal
@@ -211,15 +211,17 @@ class Joint(Policy):
         super().__init__()
         # Neighbours of one kind are computed together: an action of a hundred switches is one block.
         blocks: list[_Block] = []
-        for _, neighbours in groupby(parts, type):
-            sizes: list[int] = []
-            bounded: list[bool] = []
-            for part in neighbours:
-                if isinstance(part, Choice):
-                    sizes.append(part.size)
-                else:
-                    bounded.extend(part.bounded)
-            blocks.append(_Choices(sizes) if sizes else _Gaussian(bounded, bounds, scale))
+        for kind, neighbours in groupby(parts, type):
+            alike = list(neighbours)
+            if kind is Choice:
+                sizes = [part.size for part in alike if isinstance(part, Choice)]
+                blocks.append(_Choices(sizes))
+            else:
+                bounded: list[bool] = []
+                for part in alike:
+                    if isinstance(part, Numbers):
+                        bounded += part.bounded
+                blocks.append(_Gaussian(bounded, bounds, scale))
         self.blocks: Sequence[_Block] = nn.ModuleList(blocks)  # type: ignore[assignment]
 
         # How many columns, parameters and random numbers each block has. They are split by these.
@@ -541,7 +543,32 @@ class _Gaussian(_Block):
     def _moments(self, parameters: Tensor) -> tuple[Tensor, Tensor]:
         """Means and logarithms of scales."""
         mean, log_scale = parameters.chunk(2, dim=-1)
-        return mean, log_scale.clamp(LEAST_LOG_SCALE, MOST_LOG_SCALE)
+        if not torch.is_grad_enabled():
+            return mean, log_scale.clamp(LEAST_LOG_SCALE, MOST_LOG_SCALE)
+        limited: Tensor = _Within.apply(log_scale, LEAST_LOG_SCALE, MOST_LOG_SCALE)
+        return mean, limited
+
+
+class _Within(torch.autograd.Function):
+    """`clamp` without a gradient only where that leads further out, so that what is at a limit can come back.
+
+    The scale of a Gaussian may be one parameter. With the gradient of `clamp`, which is 0 on both sides, it would stay
+    at a limit for ever.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, number: Tensor, least: float, most: float) -> Tensor:
+        ctx.save_for_backward(number)
+        ctx.limits = (least, most)
+        return number.clamp(least, most)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
+        (number,) = ctx.saved_tensors
+        least, most = ctx.limits
+        # Descent moves a number against its gradient.
+        leads_out = ((number <= least) & (gradient > 0)) | ((number >= most) & (gradient < 0))
+        return gradient.masked_fill(leads_out, 0.0), None, None
 
 
 def make_policy(space: ActionSpace, bounds: Bounds = "squash", scale: Scale = "independent") -> Policy:
@@ -556,6 +583,10 @@ def make_policy(space: ActionSpace, bounds: Bounds = "squash", scale: Scale = "i
         return Categorical(space)
     if not space:
         raise ValueError("actions: expected at least one part, got none")
+    for part in space:
+        count = part.size if isinstance(part, Choice) else len(part.bounded)
+        if count < 1:
+            raise ValueError(f"actions: expected at least one in every part, got {part}")
     return Joint(space, bounds, scale)
 
 

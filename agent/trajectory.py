@@ -24,7 +24,8 @@ episode start it is -1, and 0 in columns of numbers.
 Episodes reset on the *next* step (gymnasium's `AutoresetMode.NEXT_STEP`): the step after an episode's last observation
 ignores its action and returns the first observation of the next episode. So where `reset[t + 1]` is true, step t is the
 last observation of an episode; its action has no effect, `reward[t + 1]` is 0, and it counts neither as a step nor in
-any loss (see `loss_mask`). A truncated episode bootstraps from the value of that last observation.
+the losses of V-trace (see `loss_mask`); those that need no action, such as reconstruction, take all T + 1 entries. A
+truncated episode bootstraps from the value of that last observation.
 """
 
 from collections.abc import Callable

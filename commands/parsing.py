@@ -216,8 +216,13 @@ def _parse_start(options: type[Any], command: str, words: Sequence[str]) -> Any:
 def _require_fixed(config: Any, options: Any) -> None:
     """Raises a UserError if options of a resumed run change a field on which its checkpoints depend."""
     for name, old, new in differences(to_plain(config), to_plain(options.config)):
-        if name.startswith(config.fixed):
+        if is_fixed(name, config.fixed):
             raise UserError(f"{name}: expected {old} as in {options.resume}, got {new}")
+
+
+def is_fixed(name: str, fixed: Sequence[str]) -> bool:
+    """Whether a field is one of `Configuration.fixed`, or in one of them."""
+    return any(f"{name}.".startswith(f"{each}.") for each in fixed)
 
 
 def _is_given(name: str, words: Sequence[str]) -> bool:

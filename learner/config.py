@@ -97,13 +97,13 @@ class LearnerConfig(Checked):
     GPUs: on CPUs the compiled torso was slower."""
     cuda_graph: bool = True
     """Replay updates as one CUDA graph, on a GPU with Adam and a single learner: the host starts an update as a whole
-    instead of kernel by kernel."""
+    instead of kernel by kernel. Agents that read instructions do without."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        # None does not clip. Both thresholds are above 0 otherwise.
-        highest_rho = self.clip_rho or math.inf
-        highest_c = self.clip_c or math.inf
+        # None does not clip.
+        highest_rho = math.inf if self.clip_rho is None else self.clip_rho
+        highest_c = math.inf if self.clip_c is None else self.clip_c
         if highest_c > highest_rho:
             expected = f"at most clip_rho = {self.clip_rho} (IMPALA, section 4.1)"
             raise ValueError(f"clip_c: expected {expected}, got {self.clip_c!r}")

@@ -101,7 +101,8 @@ class Learner(ImpalaLearner):
 
         Raises:
             ValueError: if shapes are wrong, or `read` is false and updates must be read.
-            NotFinite: as `ImpalaLearner.update`. If there are updates that were not read, as `settle`.
+            NotFinite: as `ImpalaLearner.update`; of a batch that is split, the parts before were learned from. If there
+                are updates that were not read, as `settle`.
             PeerLost: if another learner was lost; nothing was changed.
         """
         may_stay_unread = self._optimization.unread

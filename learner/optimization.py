@@ -253,11 +253,10 @@ class Optimization:
     def _require_statistics(self, parameter: Tensor, statistics: StateDict) -> None:
         """Raises a ValueError or KeyError if the statistics of a parameter are not those of this optimizer."""
         # Those that it needs, and those that there are.
-        needed = _STATISTICS[type(self.optimizer)]
-        for name in ("step", *needed, *statistics):
-            shape = parameter.shape
-            if name == "step":
-                shape = torch.Size()  # a number
+        names = (*_STATISTICS[type(self.optimizer)], *statistics)
+        expected = dict.fromkeys(names, parameter.shape)
+        expected["step"] = torch.Size()  # a number
+        for name, shape in expected.items():
             found = statistics[name]
             if not isinstance(found, Tensor) or found.shape != shape:
                 raise ValueError(f"optimizer: {name}: expected a tensor of {list(shape)}, got another")

@@ -138,6 +138,25 @@ class Remembering(Average):
         return super().forward(inputs, torch.zeros_like(reset), *arguments)
 
 
+class FirstState(Average):
+    """A call of several steps returns the state after its first one."""
+
+    def forward(self, inputs: Tensor, reset: Tensor, state: Any, return_attention: bool = False) -> CoreOutput:
+        output = super().forward(inputs, reset, state)
+        first = super().forward(inputs[:, :1], reset[:, :1], state)
+        return output._replace(state=first.state)
+
+
+class LastState(Average):
+    """Its features do not depend on the state that a call of several steps returns, but those of single steps do."""
+
+    def forward(self, inputs: Tensor, reset: Tensor, state: Any, return_attention: bool = False) -> CoreOutput:
+        output = super().forward(inputs, reset, state)
+        if inputs.shape[1] == 6:
+            return output._replace(state=AverageState(2 * output.state.average))
+        return output
+
+
 BROKEN = {
     NoTuple: "initial_state: expected a NamedTuple of tensors, got Tensor",
     OtherRows: r"initial_state: expected tensors of 3 rows, got one of \[8, 3\]",
@@ -150,6 +169,8 @@ BROKEN = {
     ByCall: "the same features in one call as in calls of one step each, got",
     Seeing: "in one call as in calls of one step each, got",
     Mixing: "in rows beside one that changes, got",
+    FirstState: "the same features in one call as in two, got",
+    LastState: "the same state in one call as in two, got",
     Remembering: "after a reset, when what was before it changes, got",
 }
 """What `check_core` says of each, for 8 features."""

@@ -42,7 +42,8 @@ class Configuration(Protocol):
         cores: the cores that such a run can have: the class of the configuration by the name of the core.
         core_field: where in the configuration that of the core is, such as "agent.core".
         score: the number that each evaluation of such a run has, by its name in `evaluation.json`.
-        fixed: prefixes of the names of fields that a resumed run cannot change, because its checkpoints depend on them.
+        fixed: names of fields that a resumed run cannot change, because its checkpoints depend on them. "agent" stands
+            for all fields of that group.
     """
 
     __dataclass_fields__: ClassVar[dict[str, dataclasses.Field[Any]]]
@@ -105,7 +106,7 @@ class RunConfig(Checked):
         "env",
         "from_run",
         "seed",
-        "agent.",
+        "agent",
         "learner.optimizer",
         "learner.popart",
         "learner.teacher_cost",
@@ -250,6 +251,10 @@ class RunConfig(Checked):
             raise ValueError(f"replay.share: expected 0 with {self.learners} learners, got {share}")
         # A batch is drawn from unrolls that are in the buffer already: so many for each new one.
         replayed_for_each_new = share / (1 - share)
+        rows = self.rows_of_batch
+        if round(rows * replayed_for_each_new) == 0:
+            expected = f"enough for one replayed row beside {rows} new ones in a batch"
+            raise ValueError(f"replay.share: expected {expected}, got {share}")
         whole_number = math.ceil(round(replayed_for_each_new, 9))  # 4 at a share of 0.8, in spite of rounding
         least = self.unrolls_per_update * max(1, whole_number)
         if self.replay.unrolls < least:

@@ -1,6 +1,7 @@
 """A quick check of the contract, for cores that are not in this repository. The tests of its own cores are stricter."""
 
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -10,6 +11,8 @@ from .contract import Core, CoreOutput
 from .state import State, leaves, map_state
 
 ROWS = 3
+MOST_STEPS = 1024
+"""Steps within which a segment has to end."""
 TOLERANCE = 1e-3
 """Largest difference between features that should be equal, as a share of the largest feature."""
 
@@ -20,7 +23,7 @@ def check_core(core: Core, model_size: int, segment_size: int = 1) -> None:
     Args:
         core: on the CPU; neither its weights nor the random numbers of torch are changed.
         model_size: features of its inputs and outputs.
-        segment_size: steps after which all rows may have to be at a new segment; see `TransformerConfig`.
+        segment_size: steps of a segment, if the core's state counts them; see `TransformerConfig`.
 
     Raises:
         ValueError: names the first promise that the core breaks, with what was expected and what came.
@@ -40,8 +43,9 @@ class _Check:
     def __init__(self, core: Core, model_size: int, segment_size: int) -> None:
         torch.manual_seed(0)
         self.core = core
-        self.steps = max(6, 2 * segment_size)
-        self.middle = self.steps // 2
+        self.segment_size = segment_size
+        self.middle = max(3, segment_size)
+        self.steps = 2 * self.middle
         self.inputs = torch.randn(ROWS, self.steps, model_size)
         self.reset = torch.zeros(ROWS, self.steps, dtype=torch.bool)
         self.reset[1, self.middle] = True
@@ -59,8 +63,10 @@ class _Check:
         features = output.features
         self._require_gradient(features)
         with torch.no_grad():
+            self._require_segments(begin)
             stepped = self._step_by_step()
             self._require_equal(stepped, features, "in one call as in calls of one step each")
+            self._require_state(output)
 
             # The last step reaches nothing before it.
             changed = self._features_with(lambda inputs: inputs[:, -1].mul_(-3))
@@ -122,19 +128,48 @@ class _Check:
             state = output.state
         return torch.cat(found, dim=1)
 
+    def _require_segments(self, begin: State) -> None:
+        """The state counts the steps of a segment up to its size, if it counts steps."""
+        state = begin
+        steps = 0
+        is_at_begin = False
+        while not is_at_begin and steps < MOST_STEPS:
+            output = self.core(self.inputs[:, :1], self.reset[:, :1], state)
+            state = output.state
+            steps += 1
+            with suppress(ValueError):  # at another step of its segment
+                map_state(lambda leaf, _: leaf, begin, state)
+                is_at_begin = True
+        counts = steps > 1
+        if counts and steps != self.segment_size:
+            number = str(steps) if is_at_begin else "as many steps"
+            hint = f"agent.core.arguments: segment_size={number}"
+            raise self._broken(f"segment_size: expected {number}, as in its state, got {self.segment_size} ({hint})")
+
+    def _require_state(self, whole: CoreOutput) -> None:
+        """The state after several steps is what later calls go on from: as after two calls of half as many."""
+        middle = self.middle
+        first = self.core(self.inputs[:, :middle], self.reset[:, :middle], self.core.initial_state(ROWS))
+        second = self.core(self.inputs[:, middle:], self.reset[:, middle:], first.state)
+        features = torch.cat([first.features, second.features], dim=1)
+        self._require_equal(features, whole.features, "in one call as in two")
+        for one, two in zip(leaves(whole.state), leaves(second.state), strict=True):
+            if one.numel():
+                self._require_equal(two.double(), one.double(), "in one call as in two", what="state")
+
     def _features_with(self, change: Callable[[Tensor], object]) -> Tensor:
         """The features of other inputs, in one call."""
         inputs = self.inputs.clone()
         change(inputs)
         return self.core(inputs, self.reset, self.core.initial_state(ROWS)).features
 
-    def _require_equal(self, actual: Tensor, expected: Tensor, where: str) -> None:
-        """Raises a ValueError for features that differ and should not; `where` says in which case."""
+    def _require_equal(self, actual: Tensor, expected: Tensor, where: str, what: str = "features") -> None:
+        """Raises a ValueError for features, or a state, that differ and should not; `where` says in which case."""
         largest = expected.abs().max().clamp(min=1e-6)
         difference = float((actual - expected).abs().max() / largest)
         if not difference <= TOLERANCE:
             got = f"a difference of {difference:.2g} times the largest"
-            raise self._broken(f"expected the same features {where}, got {got}")
+            raise self._broken(f"expected the same {what} {where}, got {got}")
 
     def _broken(self, what: str) -> ValueError:
         name = type(self.core).__name__

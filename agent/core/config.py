@@ -100,7 +100,8 @@ class TransformerConfig(Checked):
     gate: Literal["residual", "gru"] = "residual"
     """How a sub-layer's output joins the stream: sum, or GTrXL's GRU gate (Parisotto et al. 2019)."""
     dropout: Decay = 0.0
-    """Dropout on the output of each sub-layer while training."""
+    """Dropout on the output of each sub-layer while training. Agents act without it, so that their learner takes its
+    own policy for another than the one that acted: importance weights differ from 1 from the start."""
     clock: bool = False
     """Whether steps also know how many of their episode were before them: sinusoids of that number, through a linear
     layer, are added to the inputs. Attention alone knows distances, and not since when."""

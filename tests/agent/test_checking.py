@@ -27,6 +27,16 @@ def test_a_broken_promise_is_named(kind: type[Core]) -> None:
     assert "docs/core.md" in str(raised.value)
 
 
+@pytest.mark.parametrize(("segment_size", "wrong"), [(4, 1), (4, 3), (4, 8), (1100, 1)])
+def test_the_steps_of_a_segment_are_those_that_the_core_counts(segment_size: int, wrong: int) -> None:
+    """An exported agent ends segments by this number, and so do learners."""
+    core = Wide(8, segment_size)
+    known = str(segment_size) if segment_size < 1024 else "as many steps"
+    words = re.escape(f"segment_size: expected {known}, as in its state, got {wrong} (agent.core.arguments")
+    with pytest.raises(ValueError, match=f"core Wide: {words}"):
+        check_core(core, 8, wrong)
+
+
 def test_checking_leaves_no_trace() -> None:
     core = Wide(8)
     weights = [weight.clone() for weight in core.parameters()]

@@ -12,6 +12,7 @@ import torch
 
 from agent import memory_check
 from agent.core import (
+    CompressiveTransformerConfig,
     Core,
     GatedTransformerXLConfig,
     LSTMConfig,
@@ -158,6 +159,17 @@ def test_a_network_larger_than_memory_is_never_made(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(memory_check, "machine_memory", lambda: 10**12)
     build_network(recorded(config, devices), config)
     assert devices == ["meta", "meta", "cpu", "cpu"]
+
+
+@pytest.mark.parametrize("rate", [64, 512])
+@pytest.mark.parametrize("loss", ["attention", "autoencoding"])
+def test_weights_that_compress_count(rate: int, loss: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One matrix for each step of a compressed slot, and as many that decode it."""
+    fields = {"segment_size": rate, "memory_size": rate, "compressed_size": 1, "compression_rate": rate}
+    config = CompressiveTransformerConfig(rate, 1, 1, mlp_size=8, **fields, compression_loss=loss)
+    with torch.device("meta"):
+        weights = sum(parameter.numel() for parameter in make_core(config).parameters())
+    assert memory_check._most_bytes(config, rows=1) >= 16 * weights
 
 
 @pytest.mark.parametrize(

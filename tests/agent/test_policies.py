@@ -325,6 +325,28 @@ def test_the_scale_stays_within_its_limits(log_scale: float, limit: float) -> No
         assert policy.sample(parameters, torch.tensor([uniform])).isfinite().all()
 
 
+@pytest.mark.parametrize(("beyond", "limit", "sign"), [(-5.1, -5.0, -1.0), (2.1, 2.0, 1.0)])
+def test_a_scale_beyond_a_limit_comes_back_and_goes_no_further(beyond: float, limit: float, sign: float) -> None:
+    """The entropy grows with the scale: to descend along sign * entropy leads back."""
+    policy = make_policy((Numbers((False,)),))
+    for direction in (1.0, -1.0):
+        parameters = torch.tensor([0.3, beyond], requires_grad=True)
+        loss = direction * sign * policy.entropy(parameters)
+        loss.backward()
+        gradient = parameters.grad
+        assert gradient is not None
+        moved = beyond - gradient[1].item()
+        leads_back = direction > 0
+        assert (moved != beyond) == leads_back
+        if leads_back:
+            assert abs(moved - limit) < abs(beyond - limit) or (moved - limit) * sign < 0
+
+    # Numbers are as without gradients, and a scale within the limits has the gradient of any function.
+    with torch.no_grad():
+        expected = policy.entropy(torch.tensor([0.3, beyond]))
+    torch.testing.assert_close(policy.entropy(torch.tensor([0.3, beyond])), expected)
+
+
 def test_wrong_shapes_and_empty_spaces_are_refused() -> None:
     policy = make_policy((Choice(2), Numbers((True,))))
     with pytest.raises(ValueError, match=r"actions: expected \[3, 4, 2\], got \[3, 4, 3\]"):
@@ -335,3 +357,6 @@ def test_wrong_shapes_and_empty_spaces_are_refused() -> None:
         make_policy(0)
     with pytest.raises(ValueError, match="actions: expected at least one part, got none"):
         make_policy(())
+    for empty in (Choice(0), Numbers(())):
+        with pytest.raises(ValueError, match=r"actions: expected at least one in every part, got (Choice|Numbers)\("):
+            make_policy((Choice(2), empty))

@@ -13,11 +13,14 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from actors import ClusterError, LocalPool
 from commands import COMMANDS
+from commands.parsing import is_fixed
 from commands.parsing import parse_launch as parse
 from learner.errors import LearnersLost
+from sequences.text.config import TextConfig
 from storage import checkpoints
 from storage.metrics import read_metrics
 from tests.commands.cli import TINY, Commands, frames, saved_steps
+from training.config import RunConfig
 from training.console import PLAIN_SECONDS
 from training.presets import preset_of
 
@@ -42,6 +45,15 @@ METRICS = {
     "attention/segment",
 }
 """What the run's curves are made of."""
+
+
+def test_a_resumed_run_keeps_what_its_checkpoints_depend_on() -> None:
+    """A field of the list, or of a group in it, and none that only begins alike."""
+    for name in ("agent.core.name", "agent.torso_size", "learner.popart", "learner.teacher_cost", "env"):
+        assert is_fixed(name, RunConfig.fixed)
+    for name in ("learner.popart_rate", "learner.teacher_cost_end", "learner.discount", "eval_env"):
+        assert not is_fixed(name, RunConfig.fixed)
+    assert is_fixed("corpus.path", TextConfig.fixed)
 
 
 def test_the_files_of_a_run(finished: tuple[Path, str]) -> None:

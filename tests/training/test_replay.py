@@ -168,6 +168,11 @@ def test_unrolls_beside_the_updates(train_as_on_ray: Any, tmp_path: Path) -> Non
         ({"share": 0.5, "unrolls": 1}, {"unrolls_per_update": 2}, "replay.unrolls: expected at least 2 for .*, got 1"),
         ({"share": 0.75, "unrolls": 2}, {}, "replay.unrolls: expected at least 3 for this share, got 2"),
         ({"share": 0.8, "unrolls": 3}, {}, "replay.unrolls: expected at least 4 for this share, got 3"),
+        (
+            {"share": 0.2},
+            {},
+            "replay.share: expected enough for one replayed row beside 2 new ones .*, got 0.2",
+        ),
         ({"burn_in": 20}, {}, "replay.burn_in: expected less than unroll_length = 20 and a multiple of .* = 1, got 20"),
         (
             {"burn_in": 4},
