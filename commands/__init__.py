@@ -19,6 +19,7 @@ from typing import Any, NoReturn
 
 from commands.streams import surviving_streams
 from storage.errors import UserError
+from training.signals import terminated_by_error
 
 USAGE = """compressive: agents that remember. IMPALA on Ray, with a Compressive Transformer.
 
@@ -66,7 +67,8 @@ def _main(arguments: Sequence[str] | None) -> None:
         elif name == "--version":
             print("compressive", _version())
         else:
-            _run(name, words)
+            with terminated_by_error():
+                _run(name, words)
         sys.stdout.flush()
     except UserError as error:
         _fail(str(error), 2)
@@ -77,8 +79,8 @@ def _main(arguments: Sequence[str] | None) -> None:
         if not error.filename:
             raise
         _fail(f"{os.fsdecode(error.filename)}: {error.strerror}", 2)
-    except KeyboardInterrupt:
-        sys.exit(130)
+    except KeyboardInterrupt as interrupt:
+        sys.exit(getattr(interrupt, "status", 130))
     except Exception as error:
         from actors import ClusterError  # here, because --help must be fast
         from envs import EnvironmentFailed, WrongOutput

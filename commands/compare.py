@@ -210,7 +210,8 @@ def _make_trials(options: CompareOptions, words: Sequence[str]) -> dict[str, Any
         )
 
     if options.suite:
-        tasks = [task for task in SUITES[options.suite] if task.name in options.tasks or not options.tasks]
+        chosen = {*options.tasks}
+        tasks = [task for task in SUITES[options.suite] if not chosen or {task.name, task.env} & chosen]
         trials = grid.make_suite(tasks, make, words)
     else:
         trials = make(words)

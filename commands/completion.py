@@ -17,9 +17,12 @@ complete -o default -F _compressive compressive
 """
 
 
-def completion(options: CompletionOptions) -> None:
+def completion(_: CompletionOptions) -> None:
     """Runs the command."""
     cases = {"''": COMMANDS, "text|speech|images": PARTS}
-    cases |= {f'"{name}"*': [f"--{option}" for option in option_names(kind)] for name, kind in OPTIONS.items()}
+    for name, kind in OPTIONS.items():
+        options = [f"--{option}" for option in option_names(kind)]
+        more = ["--actors", "--help"] if name == "launch" else ["--help"]  # which stands for two options
+        cases[f'"{name}"*'] = [*options, *more]
     lines = [f"    {pattern}) words='{' '.join(words)}' ;;" for pattern, words in cases.items()]
     print(SCRIPT.format(cases="\n".join(lines)), end="")

@@ -13,12 +13,13 @@ from commands.options import EvaluateOptions
 from commands.shared_options import PlayOptions
 from envs import limit_calls, prepare, tasks
 from reports.tables import evaluation_rows, print_evaluations
-from storage.errors import user_errors
+from storage.errors import UserError, user_errors
 from storage.files import format_csv, format_json, is_url, replacing, require_output
 from storage.remote import opened
 from storage.run import Run
+from storage.stores import is_left
 from training.config import core_name
-from training.console import Busy, counting, playing, say_all, say_skipped
+from training.console import Busy, counting, playing, say, say_all, say_skipped
 from training.evaluation import TrainedAgent, load_trained_agent, play, play_script, record, summarize
 
 
@@ -39,13 +40,16 @@ def evaluate(options: EvaluateOptions) -> None:
             with user_errors(name):
                 path.parent.mkdir(parents=True, exist_ok=True)
                 require_output(path)
+    if options.csv and options.csv == options.video:
+        raise UserError(f"csv: expected another file than that of --video, got {options.csv}")
 
     if options.policy != "agent":
         evaluations = [_play_script(options, console)]
     else:
-        with opened_runs(options.runs, console) as runs:
+        names = complete(options.runs, console)
+        with opened_runs(names, console) as runs:
             players = [load(run, options, console, options.env) for run in runs]  # all, before any plays
-            evaluations = [_play(player, name, options, console) for player, name in zip(players, options.runs)]
+            evaluations = [_play(player, name, options, console) for player, name in zip(players, names)]
         if options.video:
             _film(players[0], options, options.video, console)
 
@@ -96,6 +100,22 @@ def _film(player: TrainedAgent, options: EvaluateOptions, video: Path, console: 
             sample = not options.greedy
             recordings = record(player.config, player.agent, 2, options.seed, sample, player.env, progress=progress)
         show_film(recordings, video, console)
+
+
+def complete(names: Sequence[str], console: Console) -> list[str]:
+    """The names of runs and checkpoints without those that a killed process left, which RUN/checkpoints/* names, too.
+
+    Raises a UserError if no other is there.
+    """
+    kept = []
+    for name in names:
+        if is_left(Path(name).name):
+            say(console, f"skipped {name}: it is no complete checkpoint", "yellow")
+        else:
+            kept.append(name)
+    if names and not kept:
+        raise UserError(f"DIR: expected a run or a complete checkpoint, got {' '.join(names)}")
+    return kept
 
 
 @contextmanager

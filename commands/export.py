@@ -16,7 +16,9 @@ from storage.files import folder_bytes
 from storage.run import Run, find_run
 from training.console import program, say
 from training.evaluation import TrainedAgent, load_trained_agent
+from training.plain import read_config
 from training.sharing import share
+from training.trust import permissions
 
 WRITERS = {".onnx": write_onnx, ".pt2": write_program}
 """How a file is written, by the end of its name."""
@@ -35,8 +37,7 @@ def export(options: ExportOptions) -> None:
     with user_errors():
         share(run, folder, options.allow)
     size = folder_bytes(folder)
-    allowed = f" --allow {shlex.quote(options.allow)}" if options.allow else ""
-    play = f"{program()} visualize {shlex.quote(str(folder))}{allowed}"
+    play = f"{program()} visualize {shlex.quote(str(folder))}{permissions(read_config(Run(folder)))}"
     say(console, f"{folder}  {size / 1e6:.1f} MB; play with it: {play}")
 
 
@@ -45,6 +46,8 @@ def _export_file(options: ExportOptions, run: Run, console: Console) -> None:
     path = options.output
     if path.exists():
         raise UserError(f"output: expected a new file, and {path} exists")
+    with user_errors("output"):
+        path.parent.mkdir(parents=True, exist_ok=True)
     with user_errors():
         trained = load_trained_agent(run, options.allow)
         about: dict[str, Any] = {"run": run.name, "environment": trained.env, "steps": trained.checkpoint.step}

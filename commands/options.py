@@ -343,7 +343,7 @@ class CompareOptions(Checked):
     """Train on every task of a suite, with the preset general unless another is named: memory, rewriting, horizon (the
     diagnostic tasks), minigrid, popgym-easy or popgym (which need the extra envs). See docs/leaderboard.md."""
     tasks: Annotated[Words, tyro.conf.arg(metavar="TASK [TASK ...]")] = ()
-    """Only these tasks of the suite, by their names in its table; a wrong name lists them."""
+    """Only these tasks of the suite, by their names, as recall,delay=50, or environments; a wrong name lists them."""
     preset: str | None = None
     """Where all other defaults come from; see --help of the command that trains. None: as that command chooses."""
     cores: Annotated[Words, tyro.conf.arg(metavar="CORE [CORE ...]")] = ()
@@ -356,8 +356,8 @@ class CompareOptions(Checked):
     seeds: Annotated[tuple[Count, ...], tyro.conf.arg(metavar="SEED [SEED ...]")] = (0, 1, 2)
     """A run of each variant with each of these seeds."""
     state_bytes: Annotated[int | None, Range(1, 2**40)] = None
-    """Bytes of each core's state, at most: cores get as many slots or features as fit, instead of those of the preset,
-    which cost equally much to act with."""
+    """Bytes of each core's state, at most: cores get as many slots or features as fit, instead of those of the
+    preset."""
     folder: NewFolder = None
     """Where runs and the report go; by default runs/compare-PRESET (compare-KIND-PRESET, compare-SUITE), or
     runs/comparison."""
@@ -388,6 +388,8 @@ class CompareOptions(Checked):
         super().__post_init__()
         if not self.seeds:
             raise ValueError("seeds: expected numbers, got none")
+        if not all(self.vary):
+            raise ValueError("vary: expected a field and its values, as in agent.core.compression mean max, got none")
         if self.resume and (self.folder or self.runs):
             raise ValueError("--resume names a folder, and so do --folder and --from: give only one of them")
         if self.suite is not None and self.suite not in SUITES:
@@ -409,8 +411,9 @@ class CompareOptions(Checked):
         if self.suite is None:
             return
         names = [task.name for task in SUITES[self.suite]]
+        known = {*names, *(task.env for task in SUITES[self.suite])}
         for name in self.tasks:
-            if name not in names:
+            if name not in known:
                 expected = " ".join(shlex.quote(each) for each in names)
                 raise ValueError(f"tasks: expected some of {expected}, got {name!r}")
 

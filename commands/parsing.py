@@ -321,7 +321,7 @@ def _require_allowed(options: LaunchOptions, run: str, words: Sequence[str]) -> 
 def parse(kind: Any, prog: str, words: Sequence[str], **options: Any) -> Any:
     """`tyro.cli` with condensed error messages and abbreviated numbers."""
     message = io.StringIO()
-    config = (tyro.conf.AvoidSubcommands, tyro.conf.FlagCreatePairsOff)
+    config = (tyro.conf.AvoidSubcommands,)
     try:
         args = list(_with_numbers_of_actors(words))
         with contextlib.redirect_stderr(message), _types:
@@ -385,13 +385,19 @@ def _condense(frame: str, kind: Any) -> str:
 
 
 def option_names(kind: Any) -> Iterator[str]:
-    """Names of all options of a dataclass, as in "agent.core.memory-size", without those of positional arguments."""
-    for name, _ in _options(kind):
+    """Names of all options of a dataclass, as in "agent.core.memory-size", without those of positional arguments.
+
+    A field that is on or off has two.
+    """
+    for name, hint in _options(kind):
         yield name
+        if hint is bool:
+            group, dot, own = name.rpartition(".")
+            yield f"{group}{dot}no-{own}"
 
 
 def _options(kind: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """As `option_names`, each with its type; that of an option that may be given often is None."""
+    """The names of fields as options, each with its type; that of an option that may be given often is None."""
     for field, hint in typing.get_type_hints(kind, include_extras=True).items():
         # The mark before fields that are given by name alone, and what belongs to the class, are no options.
         if field == "_" or typing.get_origin(hint) is ClassVar:

@@ -13,6 +13,7 @@ from storage.remote import SCHEME, copy_run, require_hub_name
 from storage.run import Run
 from training.console import Busy, program, say, say_all
 from training.plain import read_config
+from training.trust import permissions
 
 
 def pull(options: PullOptions) -> None:
@@ -40,4 +41,4 @@ def pull(options: PullOptions) -> None:
     size = folder_bytes(folder)
     rows = {"environment": config.env, "steps": f"{checkpoint.step:,}", "folder": f"{folder}  {size / 1e6:.1f} MB"}
     say_all(console, rows)
-    say(console, f"play with it: {program()} visualize {shlex.quote(str(folder))}")
+    say(console, f"play with it: {program()} visualize {shlex.quote(str(folder))}{permissions(config)}")

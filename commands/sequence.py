@@ -29,7 +29,7 @@ from sequences.text.config import TextConfig
 from sequences.text.modality import make_model
 from sequences.trainer import SequenceTrainer, load_model, open_data, resume_command, train_model
 from storage.checkpoints import Checkpoint
-from storage.errors import user_errors
+from storage.errors import UserError, user_errors
 from storage.files import printable, read_json, require_no_link, write_json
 from storage.run import Run, absolute, find_run
 from training.console import Busy, LiveLine, counting, program, quantity, say, say_all, say_skipped
@@ -195,6 +195,8 @@ def _sample_text(options: TextSampleOptions) -> None:
     say_skipped(console, checkpoint.skipped)
 
     reads_prompt = options.prompt == "-"
+    if reads_prompt and sys.stdin is None:
+        raise UserError("prompt: expected a text on standard input for -, and standard input is closed")
     prompt = sys.stdin.buffer.read() if reads_prompt else os.fsencode(options.prompt or "")
     tokens = torch.tensor([tokenization.encode_prompt(tokenizer, prompt)])
     # As in training. A line's end, which separates documents of words, resets nothing: most of them are inside.

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from rich.console import Console
 
 from actors.recording import Recording
-from commands.evaluate import load, opened_runs
+from commands.evaluate import complete, load, opened_runs
 from commands.options import VisualizeOptions
 from reports.episode import show
 from reports.pages import write_page
@@ -23,7 +23,7 @@ from training.evaluation import TrainedAgent, record, recording_title
 def visualize(options: VisualizeOptions) -> None:
     """Runs the command."""
     console = Console()
-    with opened_runs(options.runs, console) as runs:
+    with opened_runs(complete(options.runs, console), console) as runs:
         _visualize(options, runs, console)
 
 

@@ -138,6 +138,10 @@ class FinishedRun:
     variant: str = ""
     digest: str = ""
 
+    def is_same_as(self, other: "FinishedRun") -> bool:
+        """Whether two are one run, by two paths or as a copy: the rows of two runs have different times."""
+        return self.config == other.config and self.rows == other.rows
+
     @property
     def learned_from(self) -> str:
         """What its curves are of: `data`, but for an agent that is evaluated elsewhere, where it is trained."""
@@ -383,8 +387,7 @@ def _require_comparable(runs: Sequence[FinishedRun]) -> None:
     if len(kinds) > 1:
         raise UserError(f"expected runs of one kind, got {' and '.join(sorted(kinds))}")
     for run, other in itertools.combinations(runs, 2):
-        # By two paths, or as a copy: the rows of two runs have different times.
-        if run.config == other.config and run.rows == other.rows:
+        if run.is_same_as(other):
             raise UserError(f"expected each run once, got the same one in {run.path} and {other.path}")
 
 

@@ -46,8 +46,9 @@ def show(
         run: its folder, to whose report the page has a link, if there is one.
         console: where the progress is shown.
     """
-    video = stem.with_suffix(".mp4")
-    page = stem.with_suffix(".html")
+    # Names have dots, such as lr0.001.
+    video = stem.with_name(f"{stem.name}.mp4")
+    page = stem.with_name(f"{stem.name}.html")
     show_film(recordings, video, console)
     with Busy(console, "writing the page"):
         data = page_data(recordings, title, core)

@@ -87,7 +87,7 @@ def headline(run: Run, config: Any, summary: Mapping[str, Any], rows: Sequence[M
         "numbers": trained[:MOST],
         "source": "training" if trained else "",
         "about": "",
-        "command": f"compressive {command} {shlex.quote(run.name)}{permissions(config)}",
+        "command": f"compressive {command} {shlex.quote(str(run))}{permissions(config)}",
     }
 
 

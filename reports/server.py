@@ -11,13 +11,14 @@ import re
 import shlex
 import threading
 import urllib.parse
+from collections import Counter
 from collections.abc import Callable, Sequence
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
-from reports.comparison import Comparison, read_run
+from reports.comparison import Comparison, FinishedRun, read_run
 from reports.comparison_page import page_data as compared
 from reports.overview import Entry, Group, ago, describe, find_runs, grouped, learning_curve
 from reports.pages import render_page
@@ -167,18 +168,43 @@ class Watch(ThreadingHTTPServer):
                 runs.append(run)
 
         def make() -> str:
-            found = []
-            missing = {}
-            for run in runs:
-                try:
-                    found.append(read_run(run.path, self.allow, live=True))
-                except UserError as error:
-                    missing[str(run)] = str(error)
+            found, missing = self._comparable(runs)
+            if not found:
+                reasons = "; ".join(missing.values())
+                raise UserError(f"expected runs to compare, got none: {reasons}")
             command = shlex.join(["compressive", "compare", "--from", *(str(run.path) for run in found)])
             page = compared(self.folder, Comparison(found), missing, command)
             return render_page("comparison", {**page, "live": SECONDS["comparison"]})
 
         return runs, make
+
+    def _comparable(self, runs: Sequence[Run]) -> tuple[list[FinishedRun], dict[str, str]]:
+        """The runs that one page can compare, and why it cannot compare the others, by path."""
+        found: list[FinishedRun] = []
+        missing: dict[str, str] = {}
+        for run in runs:
+            try:
+                each = read_run(run.path, self.allow, live=True)
+            except UserError as error:
+                missing[str(run)] = str(error)
+                continue
+            twins = [other for other in found if other.is_same_as(each)]
+            if not each.summary:
+                missing[str(run)] = "it has no score yet of the environment where it is evaluated"
+            elif twins:
+                missing[str(run)] = f"it is the same run as {twins[0].path}"
+            else:
+                found.append(each)
+
+        # Runs that learned from other data, such as words and not bytes of a text, have a comparison of their own.
+        counts = Counter(each.data for each in found)
+        if len(counts) < 2:
+            return found, missing
+        (most, _), *_ = counts.most_common()
+        for each in found:
+            if each.data != most:
+                missing[str(each.path)] = f"it learned from {each.data}, and these runs from {most}"
+        return [each for each in found if each.data == most], missing
 
 
 def _links_to_comparisons(group: Group, entries: Sequence[Entry]) -> list[dict[str, str]]:
@@ -319,6 +345,8 @@ class _Handler(BaseHTTPRequestHandler):
             self._send(file)
         except (BrokenPipeError, ConnectionResetError):
             pass  # the page was closed
+        except UserError as error:
+            self.send_error(HTTPStatus.NOT_FOUND, "this cannot be shown", one_line(error))
         except Exception as error:  # a run can be damaged in any way; the others are shown still
             self.send_error(HTTPStatus.INTERNAL_SERVER_ERROR, "this cannot be shown", one_line(error))
 

@@ -32,6 +32,8 @@ def _in_words(scale: str) -> str:
     return scale.replace("_normalised", "-normalised").replace("_", ", ")
 
 
+CANNOT_RESUME = ("running", "finished", "exported")
+"""Beginnings of the states of runs that are not to be resumed; see `Run.state`."""
 RESULTS = ("episodes", "return", "correct choices", "score", *map(_in_words, SCALES))
 WHERE = (
     "policy",
@@ -286,7 +288,7 @@ def since(then: float) -> str:
 
 def say_how_to_resume(console: Console, run: Run, config: Any, state: str) -> None:
     """Prints the command that resumes a run which is neither running nor finished."""
-    if not state.startswith(("running", "finished")):
+    if not state.startswith(CANNOT_RESUME):
         say(console, f"resume with: {next_command(run, config, state)}")
 
 
@@ -294,7 +296,7 @@ def next_command(run: Run, config: Any, state: str) -> str:
     """What to type next about a run in a state; see `Run.state`."""
     command = "status" if state.startswith("running") else "report"
     options = permissions(config)
-    if not state.startswith(("running", "finished")):
+    if not state.startswith(CANNOT_RESUME):
         command = f"{RUN_COMMANDS[config.kind][0].partition(' ')[2]} --resume"
         if was_local(run):
             options = f" --local{options}"

@@ -6,7 +6,8 @@ The loop is `training.loop`; data, model and measures are those of a `sequences.
 import dataclasses
 import functools
 import shlex
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
@@ -197,7 +198,7 @@ def train_model(
         patience: seconds to wait for another process to leave the folder.
 
     Returns:
-        the evaluation, which is also written to `evaluation.json`; None if the training was stopped before its end.
+        the evaluation, which is also written to `evaluation.json`; None if it was stopped before its end.
 
     Raises:
         UserError: if the folder, the configuration or a checkpoint cannot be used.
@@ -218,9 +219,33 @@ def train_model(
             trainer.train(show, stop)
             if not trainer.done:
                 return None
-            found = _evaluate(trainer, count)
+            try:
+                found = _evaluate(trainer, _until(stop, count))
+            except _Stopped:
+                return None
             trainer.finish(found)
             return found
+
+
+class _Stopped(Exception):
+    """The user asked to stop during the evaluation. What was trained is saved, and is evaluated when it is resumed."""
+
+
+def _until(stop: Callable[[], bool], count: Counting) -> Counting:
+    """`count`, which raises `_Stopped` at the next progress after the user asked to stop."""
+
+    @contextmanager
+    def counting(activity: str, total: int, unit: str) -> Iterator[Callable[[int], None]]:
+        with count(activity, total, unit) as show:
+
+            def shown(done: int) -> None:
+                show(done)
+                if stop():
+                    raise _Stopped
+
+            yield shown
+
+    return counting
 
 
 def _evaluate(trainer: SequenceTrainer, count: Counting) -> Json:

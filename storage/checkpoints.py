@@ -209,7 +209,7 @@ def misfit(checkpoint: Checkpoint, config_file: Path, error: Exception) -> str:
     first = re.search(r"size mismatch for .*", str(error))
     if first is None:
         return f"{message}: {error}"
-    return f"{message}, or its environment has other observations or actions than in training: {first[0]}"
+    return f"{message}, or its observations, actions or tokens are not those of its training: {first[0]}"
 
 
 def pack_learner(state: Json) -> tuple[Parts, Json]:

@@ -2,6 +2,7 @@
 
 import csv
 import errno
+import glob
 import hashlib
 import importlib
 import io
@@ -13,6 +14,7 @@ import secrets
 import shutil
 import stat
 import sys
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -31,6 +33,8 @@ _SMALL = 16 << 20
 """Bytes of a file that may have any holes."""
 _LEAST_DATA = 16
 """The share of a larger file, 1/16, that is to be data."""
+LEFT_SECONDS = 3600.0
+"""Age of a temporary file from which on it is taken for one that a killed process left: no file takes that long."""
 _MOST_REDACTED = 4_000
 """Characters of a value from which an error message is made."""
 # //USER: before a password, where the colon may be written as %3a; but not //HOST:PORT/, with an @ somewhere behind it.
@@ -127,19 +131,35 @@ def require_data(name: str, descriptor: int) -> None:
 def replacing(path: Path) -> Iterator[Path]:
     """Yields the path of a new, empty file. After the block it replaces `path`, unless the block raised.
 
+    What killed processes left beside it is removed. OSErrors of the block name `path`, since nothing of the other name
+    is left.
+
     Raises an OSError if the file cannot be written, or `path` is not a regular file.
     """
     require_output(path)
-    temporary = path.with_name(f"{path.name}.tmp")  # beside it, because only within a disk renaming is atomic
+    _remove_left(path)
+    temporary = temporary_name(path)  # beside it, because only within a disk renaming is atomic
     try:
-        temporary.unlink(missing_ok=True)  # left by a killed process, or a link that another program placed there
         temporary.touch(exist_ok=False)
         yield temporary
         flush(temporary)
         temporary.replace(path)
+    except OSError as error:
+        if error.errno and error.filename in (None, str(temporary), temporary):
+            error.filename = str(path)
+        raise
     finally:
         temporary.unlink(missing_ok=True)
     flush(path.parent)  # else the new name might not survive a power failure
+
+
+def _remove_left(path: Path) -> None:
+    """Removes the temporary files of a path that are too old for a process to be writing them still."""
+    oldest = time.time() - LEFT_SECONDS
+    for left in path.parent.glob(f"{glob.escape(path.name)}-*.tmp"):
+        with suppress(OSError):
+            if is_temporary_name(left.name, path.name) and left.lstat().st_mtime < oldest:
+                left.unlink()
 
 
 @contextmanager
@@ -177,6 +197,11 @@ def naming(path: Path) -> Iterator[None]:
 def temporary_name(path: Path) -> Path:
     """An unused name beside a path."""
     return path.with_name(f"{path.name}-{secrets.token_hex(4)}.tmp")
+
+
+def is_temporary_name(name: str, of: str) -> bool:
+    """Whether `temporary_name` makes this name of the name `of`."""
+    return re.fullmatch(re.escape(of) + r"-[0-9a-f]{8}\.tmp", name) is not None
 
 
 def flush(path: Path) -> None:

@@ -16,7 +16,15 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from storage.errors import UserError
-from storage.files import Json, abbreviate, open_regular, read_json, require_no_link, write_json
+from storage.files import (
+    Json,
+    abbreviate,
+    is_temporary_name,
+    open_regular,
+    read_json,
+    require_no_link,
+    write_json,
+)
 
 RUN_COMMANDS = {
     "launch": ("compressive launch", "compressive evaluate, visualize, report, compare --from or launch --resume"),
@@ -115,6 +123,15 @@ class Run:
         """Whether there may be something in the folder to resume from."""
         return any(path.suffix != ".tmp" for path in self.checkpoints.glob("*"))
 
+    @property
+    def has_weights_alone(self) -> bool:
+        """Whether its newest checkpoint is that of an exported agent, which can be played and not resumed."""
+        names = sorted(path.name for path in self.checkpoints.glob("*") if path.suffix != ".tmp")
+        if not names:
+            return False
+        newest = self.checkpoints / names[-1]
+        return (newest / "weights.safetensors").is_file() and not (newest / "optimizer.safetensors").exists()
+
     @contextmanager
     def claim(self, new: bool, saved: Callable[[], bool] = lambda: False, patience: float = 0.0) -> Iterator[None]:
         """Locks the folder. A new one is created, and removed again if there is nothing to resume from at the end.
@@ -157,9 +174,12 @@ class Run:
     def _require_new(self) -> None:
         """Raises a UserError if there is more than what a run that was killed before its first checkpoint leaves."""
         begun = {path.name for path in self._begun if self._is_own(path)}
-        begun |= {f"{path.name}.tmp" for path in (*self._begun, self._lock_file)}
         begun |= {self._lock_file.name, self.checkpoints.name}
-        others = [path for path in self.path.iterdir() if path.name not in begun]
+        others = []
+        for path in self.path.iterdir():
+            is_being_written = any(is_temporary_name(path.name, each.name) for each in self._begun)
+            if path.name not in begun and not is_being_written:
+                others.append(path)
         if others or self.has_checkpoints:
             again = f"--resume {shlex.quote(str(self.path))}"
             raise UserError(f"{self.path} already exists and is not empty: expected a new folder, or {again}")
@@ -233,14 +253,14 @@ class Run:
         return last_metrics(self.path, metric)
 
     def state(self, row: Mapping[str, float], counter: str, total: int) -> str:
-        """Whether the run is running, stopped, trained, or finished, that is evaluated as well.
+        """Whether the run is running, stopped, trained, or finished, that is evaluated as well; or exported earlier.
 
         `counter` counts in its last row of metrics what was learned, and is `total` at the end of training.
         """
         if self.in_use:
             return "running" if row else "running; nothing measured yet"
         if not row.get(counter, math.nan) >= total:  # also if it is NaN
-            return "stopped"
+            return "exported" if self.has_weights_alone else "stopped"
         return "finished" if self.evaluation_file().is_file() else "trained, but not evaluated"
 
 

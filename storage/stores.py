@@ -38,6 +38,11 @@ _LEFT = re.compile(rf"{_NAME}-[0-9a-f]{{8}}\.tmp")
 """Names of checkpoints, and those that `files.temporary_name` makes of them; only such are ever removed."""
 
 
+def is_left(name: str) -> bool:
+    """Whether a folder has the name of a checkpoint that is being written, or that a killed process left."""
+    return _LEFT.fullmatch(name) is not None
+
+
 class DiskStore:
     """Folders on a disk, written to a temporary name, flushed and renamed. Links among them are not followed, nor is
     one in place of `checkpoints/`.

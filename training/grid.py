@@ -111,7 +111,7 @@ def make_trials(
             axes.insert(0, of_rates)
         choices = []
         for name, values in axes:
-            choices.append([f"--{name}={value}" for value in values])
+            choices.append([_option_with(name, value) for value in values])
 
         for chosen in itertools.product(*choices):
             variant = parse([*words, *chosen])
@@ -238,6 +238,23 @@ def _option(word: str) -> str:
     return name.replace("_", "-")
 
 
+def _option_with(name: str, value: str) -> str:
+    """A field and its value as a word of a command line: fields that are on or off have an option for each."""
+    group, dot, own = name.rpartition(".")
+    if value.lower() == "true":
+        return f"--{name}"
+    if value.lower() == "false":
+        return f"--{group}{dot}no-{own}"
+    return f"--{name}={value}"
+
+
+def _field(word: str) -> str:
+    """The field of an option in a word of a command line: "agent.core.clock" in "--agent.core.no-clock"."""
+    name = _option(word).removeprefix("--").replace("-", "_")
+    group, dot, own = name.rpartition(".")
+    return group + dot + own.removeprefix("no_")
+
+
 def _data(config: Configuration) -> str:
     """What a run learns from, in one text."""
     fields = by_full_name(to_plain(config))
@@ -281,7 +298,7 @@ def _options_of(kind: type[Configuration], core: str, cores: Sequence[str], opti
     keep = True
     for word in options:
         if word.startswith("--"):
-            name = _option(word).removeprefix("--").replace("-", "_")
+            name = _field(word)
             is_of_others = any(_has(kind, other, name) for other in cores)
             keep = _has(kind, core, name) or not is_of_others
         # The values of an option follow it, and go with it.

@@ -364,6 +364,9 @@ class Training(ABC):
             ValueError: if it does not fit the configuration, or is of another version.
         """
         checkpoint = checkpoints.load_latest(self.place)
+        if list(checkpoint.parts) == ["weights"]:
+            expected = "expected a checkpoint with an optimizer and counters, got the weights alone of an exported one"
+            raise ValueError(f"{self.run}: {expected}; a new run begins with them by --from-run {self.run}")
         # Everything in it is checked before it is used: it may be damaged, or of another version.
         try:
             require_schema(checkpoint.state, self.state_schema, "state")

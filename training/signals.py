@@ -28,6 +28,37 @@ class StopRequest:
         return self.signal is not None
 
 
+class Terminated(KeyboardInterrupt):
+    """A signal that ends a program, as Ctrl-C does: by an error, so that what is open is closed."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__()
+        self.status = 128 + number
+
+
+@contextmanager
+def terminated_by_error() -> Iterator[None]:
+    """Turns SIGTERM and hang-ups of the terminal into `Terminated`: temporary files and folders are removed then.
+
+    What is ignored stays so, and other handlers are kept.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def end(number: int, frame: Any) -> None:
+        raise Terminated(number)
+
+    changed = [number for number in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(number) == signal.SIG_DFL]
+    for number in changed:
+        signal.signal(number, end)
+    try:
+        yield
+    finally:
+        for number in changed:
+            signal.signal(number, signal.SIG_DFL)
+
+
 @contextmanager
 def stop_on_signals() -> Iterator[StopRequest]:
     """Turns the first Ctrl-C, SIGTERM or hang-up of the terminal into a request to stop cleanly.

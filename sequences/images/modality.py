@@ -173,6 +173,7 @@ class Images(Modality):
             expected = f"at most the {len(found.starts)} of the {options.split} split"
             raise ValueError(f"images: expected {expected} with --rows, got {options.images}")
 
+        out.mkdir(exist_ok=True)  # before all is drawn
         # Without rows there may be more images to draw than there are in the split.
         real = found.thin(options.images).images(self.shape)
         given = np.zeros((options.images, 0), np.uint8)
@@ -190,7 +191,6 @@ class Images(Modality):
         made = np.concatenate([given, np.stack(drawn, axis=1)], axis=1).reshape(-1, *self.shape)
 
         sheet = contact_sheet([real, made])
-        out.mkdir(exist_ok=True)
         with replacing(out / "sheet.png") as temporary:
             Image.fromarray(sheet).save(temporary, format="PNG")
         with SummaryWriter(str(run)) as events:

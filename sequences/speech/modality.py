@@ -152,6 +152,7 @@ class Speech(Modality):
             why = f"as long as the longest file of the {options.split} split"
             wanted = f"{options.prompt_seconds:g} + {options.seconds:g}"
             raise ValueError(f"seconds: expected {expected}, {why}, got {wanted}")
+        out.mkdir(exist_ok=True)  # before all is drawn
         real = np.stack([corpus.excerpt(part, prompt + length, number) for number in range(options.clips)])
         prompts = real[:, :prompt]
 
@@ -168,7 +169,6 @@ class Speech(Modality):
             clips[f"real-{number}"] = audio.decode(real[number])
             clips[f"sample-{number}"] = audio.decode(made[number])
 
-        out.mkdir(exist_ok=True)
         picture = write_spectrograms(out / "spectrograms.png", clips, rate, options.prompt_seconds)
         with SummaryWriter(str(run)) as events:
             events.add_image("spectrograms", np.asarray(picture), step, dataformats="HWC")

@@ -1,6 +1,7 @@
 """Checkpoints from the middle of a training: kept with --keep-every, and used by the folder of each."""
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -49,6 +50,25 @@ def test_checkpoints_are_evaluated_like_runs(run: Path, cli: Commands, monkeypat
     assert weights(late) == weights(run)
     monkeypatch.chdir(run / "checkpoints")
     assert weights(Path(STEPS[0])) == weights(early), "typed in the folder itself"
+
+
+def test_what_a_killed_process_left_is_skipped(run: Path, tmp_path: Path, cli: Commands) -> None:
+    copy = shutil.copytree(run, tmp_path / "run")
+    left = copy / "checkpoints" / "000000009999-deadbeef.tmp"
+    left.mkdir()
+    every = sorted((copy / "checkpoints").iterdir())
+    found = cli.run("evaluate", *every, "--episodes=1")
+    assert f"skipped {left}: it is no complete checkpoint" in " ".join(found.split())
+    cli.refuse("evaluate", left, words=["expected a run or a complete checkpoint", left.name])
+
+
+def test_pages_have_names_with_dots(run: Path, tmp_path: Path, cli: Commands) -> None:
+    runs = [shutil.copytree(run, tmp_path / name) for name in ("lr0.001", "lr0.01")]
+    cli.run("visualize", *runs, "--episodes=1", "--output", tmp_path / "pages")
+    names = {path.name for path in (tmp_path / "pages").glob("*.html")}
+    assert names == {"1-lr0.001.html", "2-lr0.01.html", "episodes.html"}
+    together = (tmp_path / "pages" / "episodes.html").read_text()
+    assert all(name in together for name in names - {"episodes.html"})
 
 
 def test_an_earlier_checkpoint_is_filmed_exported_and_begun_with(run: Path, tmp_path: Path, cli: Commands) -> None:

@@ -69,6 +69,20 @@ def test_every_episode_is_a_row_of_the_csv(tmp_path: Path, cli: Commands) -> Non
     cli.refuse("evaluate", *arguments[:-1], tmp_path, words=["csv", "expected a regular file, got a folder"])
 
 
+def test_films_and_tables_have_files_of_their_own(finished: tuple[Path, str], tmp_path: Path, cli: Commands) -> None:
+    path = tmp_path / "same.mp4"
+    run, _ = finished
+    cli.refuse(
+        "evaluate",
+        run,
+        "--csv",
+        path,
+        "--video",
+        path,
+        words=f"csv: expected another file than that of --video, got {path}",
+    )
+
+
 @pytest.mark.parametrize("greedy", [False, True])
 def test_greedy_actions(
     greedy: bool,

@@ -20,7 +20,7 @@ from storage.exchange import KEY
 from storage.metrics import read_metrics
 from storage.provenance import read_launches
 from storage.run import Run
-from tests.commands.cli import Commands
+from tests.commands.cli import SMALL, Commands
 from training.evaluation import load_trained_agent
 
 
@@ -48,7 +48,39 @@ def test_an_agent_is_exported(finished: tuple[Path, str], tmp_path: Path, cli: C
     (evaluated,) = json.loads(cli.run("evaluate", small, "--episodes=2", "--json"))
     assert evaluated["episodes"] == 2
     cli.refuse("export", run, small, words="output: expected a new folder")
-    cli.refuse("launch", "--resume", small, "--local", "--frames=1M", words="does not fit")
+    cli.refuse("launch", "--resume", small, "--local", "--frames=1M", words="the weights alone of an exported one")
+
+
+def test_an_exported_agent_that_was_not_finished_is_not_to_be_resumed(
+    copied: Callable[..., Path], tmp_path: Path, cli: Commands
+) -> None:
+    run = copied("early", frames=10**9)
+    small = tmp_path / "runs" / "small"
+    cli.run("export", run, small)
+    for words in (cli.run("runs", small.parent), cli.run("status", small)):
+        assert "exported" in words
+        assert "--resume" not in words
+    words = ["expected a checkpoint with an optimizer and counters", "the weights alone", f"--from-run {small}"]
+    cli.refuse("launch", "--resume", small, "--local", words=words)
+
+
+def test_the_command_that_plays_an_export_has_its_permissions(tmp_path: Path, cli: Commands) -> None:
+    run = tmp_path / "run"
+    env = "gym:tests.envs.odd:Odd-v0"
+    cli.run("launch", "--local", "--env", env, *SMALL, "--frames=32", "--run", run)
+    assert f"visualize {tmp_path / 'small'} --allow {env}" in cli.run("export", run, tmp_path / "small")
+
+
+def test_a_file_that_cannot_be_written_is_said_before_the_graph_is_made(
+    finished: tuple[Path, str], tmp_path: Path, cli: Commands, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def load(*_: object) -> None:
+        raise AssertionError("the agent was loaded")
+
+    monkeypatch.setattr("commands.export.load_trained_agent", load)
+    (tmp_path / "file").touch()
+    for path in (tmp_path / "file" / "agent.onnx", Path("/proc/none/agent.onnx")):
+        cli.refuse("export", finished[0], path, words=["output: ", str(path.parent)])
 
 
 def test_links_of_a_run_are_not_followed_into_what_is_shared(

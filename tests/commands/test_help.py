@@ -30,9 +30,12 @@ def test_completion_knows_commands_and_options(capsys: pytest.CaptureFixture[str
     for typed, known, unknown in (
         ("text train --learner.l", "--learner.learning-rate", "--frames"),
         ("launch --learner.l", "--learner.lambda_", "--learner.lambda"),
+        ("launch --learner.no-c", "--learner.no-cuda-graph", "--learner.cuda-graph"),
+        ("launch --act", "--actors", "--like"),
+        ("evaluate --h", "--help", "--actors"),
         ("text sample --", "--prompt", "--path"),
         ("compare --", "--from", "--runs"),
-        ("status --", "", "--run"),
+        ("status --", "--help", "--run"),
     ):
         words = f"COMP_WORDS=(compressive {typed}); COMP_CWORD={len(typed.split())}"
         code = f'{script}{words}; _compressive; echo "${{COMPREPLY[@]}}"'
@@ -46,7 +49,7 @@ def test_help_lists_the_options_that_completion_offers(command: str, capsys: pyt
     """Those of cores and corpora that were not asked for are left out of help."""
     with pytest.raises(SystemExit):
         main([*command.split(), "--help"])
-    listed = {name.replace("no-", "") for name in re.findall(r"--([\w.-]+)", capsys.readouterr().out)}
+    listed = set(re.findall(r"--([\w.-]+)", capsys.readouterr().out))
     offered = {name for name in option_names(OPTIONS[command]) if not re.match(r"(agent|model)[.]core|corpus", name)}
     assert len(offered) > 5
     assert offered <= listed

@@ -139,7 +139,7 @@ def test_a_launch_killed_before_its_first_checkpoint(kind: Kind, tmp_path: Path,
     """What it leaves is no run, and the folder can be used."""
     folder = tmp_path / "run"
     (folder / "checkpoints" / "000000000000.tmp").mkdir(parents=True)
-    for name in (".lock", "config.json.tmp", "checkpoints/000000000000.tmp/state.json"):
+    for name in (".lock", "config.json-0123abcd.tmp", "checkpoints/000000000000.tmp/state.json"):
         (folder / name).write_text("{")
     Run(folder).write_config({"seed": 0})
     cli.run(*kind.new, "--run", folder, kind.to(1))

@@ -164,6 +164,19 @@ def test_labels_name_what_differs_within_a_core_and_between_all() -> None:
         grid(vary=[("learner.discount", ("0.9", "0.90"))])
 
 
+def test_fields_that_are_on_or_off_are_varied_and_chosen() -> None:
+    """On the command line each has two options, of which a core without the field gets neither."""
+    trials = grid(cores=("gru",), vary=[("agent.skip", ("True", "false"))])
+    assert [config.agent.skip for config in trials.values()] == [True, False]
+    clocks = [("agent.core.clock", ("true", "False"))]
+    assert len(grid(cores=("gru", "compressive"), vary=clocks)) == 3
+    both = grid(
+        cores=("gru", "compressive"), options=["--agent.core.no-clock", "--agent.no-skip", "--learner.cuda-graph"]
+    )
+    assert not both["compressive-seed-0"].agent.core.clock
+    assert both["gru-seed-0"].learner.cuda_graph
+
+
 def test_names_of_trials_differ_where_runs_do() -> None:
     """Folders have no signs, capitals or underscores, and file systems no names of any length."""
     for first, second in [
@@ -202,6 +215,7 @@ def test_labels_are_short_however_long_a_value_is() -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
+        (["--vary"], ["vary: expected a field and its values", "got none"]),
         ([], ["--cores or --rates", "--vary"]),
         (["--cores", "lstm", "lstm"], ["cores", "different", "lstm lstm"]),
         (["--rates", "1", "3"], ["compression_rate", "segment_size = 16", "3"]),

@@ -8,11 +8,13 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from reports.overview import Score, ago, describe, find_runs, grouped, learning_curve, read_score
 from reports.server import Watch
+from storage.errors import UserError
 from storage.metrics import read_metrics
 from storage.run import Run
 from tests.commands.cli import Commands
@@ -243,6 +245,47 @@ def test_pages_follow_the_runs(folder: Path, ask: Ask) -> None:
     assert "2 runs: " in of_one_folder
 
 
+def test_what_cannot_be_compared_is_left_out_with_the_reason(copied: Copied, tmp_path: Path) -> None:
+    """Copies, runs without scores of where they are evaluated, and those that need a permission."""
+    folder = tmp_path / "mixed"
+    folder.mkdir()
+    copied("mixed/one")
+    copied("mixed/two", seed=5)
+    copied("mixed/copy")
+    frames = 4 * json.loads((folder / "one" / "config.json").read_text())["frames"]
+    copied("mixed/elsewhere", frames=frames, eval_env="rooms:small", env="rooms:small,object_scale=1.1")
+    with serving(folder) as server:
+        runs, make = server.comparison("launch", "rooms:small", None)
+        assert len(runs) == 4
+        page = make()
+    assert "it is the same run as" in page
+    assert "it has no score yet of the environment where it is evaluated" in page
+    assert "seeds 0, 5" in page
+
+    # Nothing is left: the reasons are the answer.
+    own = tmp_path / "own"
+    own.mkdir()
+    for seed in (1, 2):
+        copied(f"own/{seed}", seed=seed, env="gym:some_module:Env-v0")
+    with serving(own) as server:
+        _, make = server.comparison("launch", "gym:some_module:Env-v0", None)
+        with pytest.raises(UserError, match=r"expected runs to compare, got none: .* --allow gym:some_module:Env-v0"):
+            make()
+
+
+def test_runs_on_other_data_are_left_out_of_a_comparison() -> None:
+    """As bytes and words of one text."""
+    runs = [SimpleNamespace(data=data, summary={"bits": 1.0}, path=path, is_same_as=lambda other: False)
+            for path, data in (("a", "text"), ("b", "text (words)"), ("c", "text"))]  # fmt: skip
+    with pytest.MonkeyPatch.context() as patch:
+        by_path = {run.path: run for run in runs}
+        patch.setattr("reports.server.read_run", lambda path, allow, live: by_path[str(path)])
+        server = SimpleNamespace(allow=None)
+        found, missing = Watch._comparable(server, [Run(run.path) for run in runs])  # type: ignore[arg-type]
+    assert [run.path for run in found] == ["a", "c"]
+    assert missing == {"b": "it learned from text (words), and these runs from text"}
+
+
 def test_only_pages_and_videos_of_runs_are_sent(folder: Path, tmp_path: Path, ask: Ask) -> None:
     # A whole file and a part.
     status, headers, text = ask("/finished/videos/final.html")
@@ -267,7 +310,7 @@ def test_only_pages_and_videos_of_runs_are_sent(folder: Path, tmp_path: Path, as
     status, _, text = ask("/damaged/")
     assert status == 500
     assert "<script>" not in text
-    assert ask("/?kind=launch&data=none")[0] == 500
+    assert ask("/?kind=launch&data=none")[0] == 404
 
     # Requests of other pages.
     for host in ("example.org", "127.0.0.1", ""):

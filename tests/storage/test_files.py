@@ -1,5 +1,6 @@
 """Foreign files: values of them in errors have no secrets of URLs, and nothing takes long or all of the memory."""
 
+import errno
 import os
 import time
 from contextlib import suppress
@@ -8,7 +9,17 @@ from types import SimpleNamespace
 
 import pytest
 
-from storage.files import abbreviate, measure_regular, read_regular, redact, require_data, require_no_secret
+from storage.files import (
+    LEFT_SECONDS,
+    abbreviate,
+    measure_regular,
+    read_regular,
+    redact,
+    replacing,
+    require_data,
+    require_no_secret,
+    temporary_name,
+)
 
 SECRET = "hunter2secret"
 LONG = [
@@ -78,3 +89,47 @@ def test_a_disk_that_reports_no_blocks_is_believed(tmp_path: Path, monkeypatch: 
     with path.open("rb") as file:
         require_data("file", file.fileno())
         assert file.read(1) == b"x"
+
+
+def test_a_file_is_replaced_whole_beside_others_that_write_it(tmp_path: Path) -> None:
+    """What only looks like a temporary file is the user's, and two that write at once do not meet."""
+    path = tmp_path / "out.csv"
+    for name in ("out.csv.tmp", "out.csv-notes.tmp"):
+        (tmp_path / name).write_text("precious")
+    with replacing(path) as first, replacing(path) as second:
+        assert first != second
+        first.write_text("first")
+        second.write_text("second")
+    assert path.read_text() == "first", "the last one that ended"
+    assert {each.read_text() for each in tmp_path.glob("*.tmp")} == {"precious"}
+    assert len(list(tmp_path.iterdir())) == 3
+
+
+def test_what_a_killed_process_left_is_removed_when_it_is_old(tmp_path: Path) -> None:
+    path = tmp_path / "page.html"
+    left = [temporary_name(path), temporary_name(path)]
+    for each in left:
+        each.touch()
+    old = time.time() - 2 * LEFT_SECONDS
+    os.utime(left[0], (old, old))
+    with replacing(path) as temporary:
+        temporary.write_text("new")
+    assert not left[0].exists()
+    assert left[1].exists(), "another process may be writing it"
+
+
+def test_an_error_names_the_file_that_was_to_be_written(tmp_path: Path) -> None:
+    """And neither its temporary name nor nothing."""
+    path = tmp_path / "page.html"
+    with pytest.raises(OSError, match="disk is full") as full, replacing(path):
+        raise OSError(errno.ENOSPC, "the disk is full")
+    assert full.value.filename == str(path)
+    missing = tmp_path / "none" / "page.html"
+    with pytest.raises(FileNotFoundError) as absent, replacing(missing):
+        pass
+    assert absent.value.filename == str(missing)
+    other = tmp_path / "other"
+    with pytest.raises(FileNotFoundError) as elsewhere, replacing(path):
+        other.read_text()
+    assert elsewhere.value.filename == str(other)
+    assert list(tmp_path.iterdir()) == []

@@ -13,7 +13,7 @@ from rich.console import Console
 
 from training.console import Busy, LiveLine, counting, duration, playing, quantity
 from training.progress import Clock, Progress, TimeLeft
-from training.signals import stop_on_signals
+from training.signals import stop_on_signals, terminated_by_error
 
 TEXTS = ("2.51M steps", "12.3k frames/s", "return -123.4  correct 98.7 %", "2 actors, 1 restarted")
 PROGRESS = Progress(10_048_000, 12_000_000, "frames", TEXTS)
@@ -202,6 +202,22 @@ def test_long_phases_have_few_lines(sleep: Callable[[float], None]) -> None:
 def test_numbers_for_people() -> None:
     assert [quantity(value) for value in (0, 999, 1234, 1.2e6, 5e9)] == ["0", "999", "1.23k", "1.2M", "5G"]
     assert [duration(seconds) for seconds in (59.9, 61, 3723, math.inf)] == ["0:59", "1:01", "1:02:03", "?"]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_signals_that_end_a_program_are_errors(number: int) -> None:
+    """As Ctrl-C is, so that temporary files are removed; with the status that shells give. Not if they are ignored."""
+    before = signal.signal(number, signal.SIG_DFL)
+    try:
+        with pytest.raises(KeyboardInterrupt) as ended, terminated_by_error():
+            os.kill(os.getpid(), number)
+        assert ended.value.status == 128 + number  # type: ignore[attr-defined]
+        assert signal.getsignal(number) == signal.SIG_DFL
+        signal.signal(number, signal.SIG_IGN)
+        with terminated_by_error():
+            os.kill(os.getpid(), number)
+    finally:
+        signal.signal(number, before)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
