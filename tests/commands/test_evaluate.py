@@ -72,15 +72,8 @@ def test_every_episode_is_a_row_of_the_csv(tmp_path: Path, cli: Commands) -> Non
 def test_films_and_tables_have_files_of_their_own(finished: tuple[Path, str], tmp_path: Path, cli: Commands) -> None:
     path = tmp_path / "same.mp4"
     run, _ = finished
-    cli.refuse(
-        "evaluate",
-        run,
-        "--csv",
-        path,
-        "--video",
-        path,
-        words=f"csv: expected another file than that of --video, got {path}",
-    )
+    words = f"csv: expected another file than that of --video, got {path}"
+    cli.refuse("evaluate", run, "--csv", path, "--video", path, words=words)
 
 
 @pytest.mark.parametrize("greedy", [False, True])

@@ -1,6 +1,8 @@
 """The training of sequence models: exact resumption, several learners, and checkpoints that do not fit."""
 
 import dataclasses
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -90,6 +92,28 @@ def test_stopping_anywhere_changes_nothing(core: Any, length: int, tmp_path: Pat
     rows = timeless(tmp_path / "straight")
     assert timeless(tmp_path / "stopped") == rows
     assert [row["step"] for row in rows if "valid/nll" in row] == [5, 11, 12]
+
+
+def test_an_evaluation_that_is_stopped_is_made_when_the_run_is_resumed(tmp_path: Path) -> None:
+    """It may take as long as the training, and the training is saved."""
+    trainer = make_trainer(tmp_path / "run", TINY["lstm"], steps=3)
+    is_evaluating = False
+
+    @contextmanager
+    def count(activity: str, total: int, unit: str) -> Iterator[Callable[[int], None]]:
+        nonlocal is_evaluating
+        is_evaluating = True
+        yield lambda done: None
+
+    def train(stop: Callable[[], bool]) -> Any:
+        return sequence.train_model(trainer.config, trainer.run, data=trainer.data, stop=stop, count=count)
+
+    assert train(lambda: is_evaluating) is None
+    assert trainer.run.has_checkpoints
+    assert not trainer.run.evaluation_file().exists()
+    found = train(lambda: False)
+    assert found["step"] == trainer.config.goal[1]
+    assert trainer.run.evaluation_file().exists()
 
 
 def test_other_weights_or_memory_are_refused(tmp_path: Path) -> None:
