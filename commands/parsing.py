@@ -10,6 +10,7 @@ import types
 import typing
 from collections.abc import Iterator, Sequence
 from fractions import Fraction
+from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
 import tyro
@@ -64,6 +65,23 @@ def _nothing(info: Any) -> tyro.constructors.PrimitiveConstructorSpec | None:
         return None
     return tyro.constructors.PrimitiveConstructorSpec(
         1, "{none}", read, lambda value: value is None, lambda value: ["none"]
+    )
+
+
+@_types.primitive_rule
+def _path(info: Any) -> tyro.constructors.PrimitiveConstructorSpec | None:
+    """Paths may begin with ~, which shells leave as it is in --run=~/runs/x."""
+
+    def read(words: list[str]) -> Path:
+        try:
+            return Path(words[0]).expanduser()
+        except RuntimeError as error:  # ~NAME of no user
+            raise ValueError(f"expected a path, got {words[0]!r}: {error}") from error
+
+    if info.type is not Path:
+        return None
+    return tyro.constructors.PrimitiveConstructorSpec(
+        1, "PATH", read, lambda value: isinstance(value, Path), lambda value: [str(value)]
     )
 
 

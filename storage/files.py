@@ -33,8 +33,9 @@ _SMALL = 16 << 20
 """Bytes of a file that may have any holes."""
 _LEAST_DATA = 16
 """The share of a larger file, 1/16, that is to be data."""
-LEFT_SECONDS = 3600.0
-"""Age of a temporary file from which on it is taken for one that a killed process left: no file takes that long."""
+LEFT_SECONDS = 24 * 3600.0
+"""Age of a temporary file or folder from which on it is taken for one that a killed process left: none takes that long
+to be written."""
 _MOST_REDACTED = 4_000
 """Characters of a value from which an error message is made."""
 # //USER: before a password, where the colon may be written as %3a; but not //HOST:PORT/, with an @ somewhere behind it.
@@ -154,20 +155,22 @@ def replacing(path: Path) -> Iterator[Path]:
 
 
 def _remove_left(path: Path) -> None:
-    """Removes the temporary files of a path that are too old for a process to be writing them still."""
+    """Removes temporary files and folders of a path that are too old for a process to be writing them still."""
     oldest = time.time() - LEFT_SECONDS
     for left in path.parent.glob(f"{glob.escape(path.name)}-*.tmp"):
         with suppress(OSError):
             if is_temporary_name(left.name, path.name) and left.lstat().st_mtime < oldest:
-                left.unlink()
+                remove(left)
 
 
 @contextmanager
 def new_folder(path: Path) -> Iterator[Path]:
     """Yields a new, empty folder. After the block it is renamed to `path`, unless the block raised.
 
-    OSErrors about what is in it name it by `path`, since nothing of the other name is left.
+    OSErrors about what is in it name it by `path`, since nothing of the other name is left. What killed processes left
+    beside it is removed.
     """
+    _remove_left(path)
     temporary = temporary_name(path)
     temporary.mkdir()
     try:

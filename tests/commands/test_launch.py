@@ -18,6 +18,7 @@ from commands.parsing import parse_launch as parse
 from learner.errors import LearnersLost
 from sequences.text.config import TextConfig
 from storage import checkpoints
+from storage.errors import UserError
 from storage.metrics import read_metrics
 from tests.commands.cli import TINY, Commands, frames, saved_steps
 from training.config import RunConfig
@@ -45,6 +46,14 @@ METRICS = {
     "attention/segment",
 }
 """What the run's curves are made of."""
+
+
+def test_paths_may_begin_in_the_home_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Shells leave the ~ of --run=~/x as it is."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert parse(["--run=~/runs/x"]).run == tmp_path / "runs" / "x"
+    with pytest.raises(UserError, match="--run: .*~no-such-user-9/x"):
+        parse(["--run=~no-such-user-9/x"])
 
 
 def test_a_resumed_run_keeps_what_its_checkpoints_depend_on() -> None:
