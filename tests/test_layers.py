@@ -26,7 +26,7 @@ ALLOWED: dict[str, set[str]] = {
     "commands": BELOW_TRAINING | {"training", "sequences", "reports"},
 }
 RAY = {f"{name}.py" for name in ("actors/ray_pool", "learner/group", "learner/remote_learner", "training/cluster")}
-RAY |= {"training/sweep.py"}
+RAY |= {"training/sweep.py", "training/trial_processes.py"}
 """Where Ray is imported: everything else runs without it."""
 
 

@@ -52,7 +52,7 @@ def test_paths_may_begin_in_the_home_folder(monkeypatch: pytest.MonkeyPatch, tmp
     """Shells leave the ~ of --run=~/x as it is."""
     monkeypatch.setenv("HOME", str(tmp_path))
     assert parse(["--run=~/runs/x"]).run == tmp_path / "runs" / "x"
-    with pytest.raises(UserError, match="--run: .*~no-such-user-9/x"):
+    with pytest.raises(UserError, match=r"--run: .*~no-such-user-9/x"):
         parse(["--run=~no-such-user-9/x"])
 
 
@@ -246,7 +246,11 @@ def described(text: str) -> dict[str, str]:
     for line in text.splitlines():
         cell = line.strip("│ ")
         if cell.startswith("--"):
-            name, _, options[name] = cell.partition(" ")
+            names, _, said = cell.partition(" ")
+            if said.startswith("--no-") or ".no-" in said:  # the other option of a field that is on or off
+                _, _, said = said.partition(" ")
+            name = names.removesuffix(",")
+            options[name] = said
         elif name and not cell.startswith("╰"):
             options[name] += f" {cell}"
     return options

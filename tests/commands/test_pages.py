@@ -215,7 +215,7 @@ def test_the_report_of_the_run_in_the_current_folder(
     number, *_ = data["headline"]["numbers"]
     assert (data["headline"]["source"], number["name"]) == ("training", "training return")
     assert number["note"] == "mean over the latest training episodes, at most 200"
-    assert data["headline"]["command"] == "compressive evaluate 'my [red] run'"
+    assert data["headline"]["command"] == "compressive evaluate ."
     charts = {chart["title"]: chart for chart in data["charts"]}
     assert charts["return"]["score"] is None
     assert len(charts) > 5
@@ -341,7 +341,7 @@ def test_a_sequence_model_is_first_described_by_its_main_number(kind: str) -> No
     (number,) = found["numbers"]
     assert (number["name"], number["value"]) == (scale.text, "2.750")
     assert number["note"] == "in training, validation split at step 5"
-    assert found["command"] == f"compressive {kind} evaluate 'a b'"
+    assert found["command"] == f"compressive {kind} evaluate 'folder/a b'"
 
     # The training loss.
     (number,) = headline(run, config, {}, [row])["numbers"]

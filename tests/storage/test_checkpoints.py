@@ -312,7 +312,7 @@ def test_random_generators_are_restored() -> None:
 def test_weights_of_another_environment_are_refused_in_one_line(tmp_path: Path) -> None:
     saved = torch.nn.Linear(3, 2).state_dict()
     checkpoints.save(tmp_path, 1, {"weights": saved}, {})
-    message = "or its environment has other observations or actions than in training: size mismatch for weight: "
+    message = "or its observations, actions or tokens are not those of its training: size mismatch for weight: "
     with pytest.raises(ValueError, match=message) as failed:
         checkpoints.load_weights(torch.nn.Linear(4, 5).load_state_dict, tmp_path, tmp_path / "config.json")
     assert "bias" not in str(failed.value)
