@@ -1,5 +1,6 @@
 """Gymnasium's ids: packages that register them, and MiniGrid's views and missions."""
 
+import importlib
 import importlib.util
 import re
 import sys
@@ -153,6 +154,27 @@ def test_a_wrapper_of_the_user_decides_what_is_seen(wrapper: str) -> None:
         assert np.array_equal(np.ravel(shown), np.ravel(image))
         seen, *_ = env.step(np.array([action]))
         known, *_ = theirs.step(action)
+
+
+class Halved(gymnasium.ObservationWrapper):
+    """Its numbers are no symbols, though their space is that of MiniGrid's."""
+
+    def observation(self, observation: Any) -> Any:
+        return {**observation, "image": observation["image"] // 2}
+
+
+def halved() -> gymnasium.Env:
+    """An environment of MiniGrid in that wrapper."""
+    importlib.import_module("minigrid")  # registers it
+    return Halved(gymnasium.make("MiniGrid-Empty-5x5-v0"))
+
+
+@minigrid
+def test_what_a_wrapper_of_the_user_shows_is_not_taken_for_symbols() -> None:
+    env = envs.make_vector("gym:tests.envs.test_gym:halved", 1)
+    view, _ = env.reset(seed=0)[0]
+    known, _ = halved().reset(seed=0)
+    assert np.array_equal(view[0], known["image"])
 
 
 @minigrid
