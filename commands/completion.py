@@ -22,7 +22,9 @@ def completion(_: CompletionOptions) -> None:
     cases = {"''": COMMANDS, "text|speech|images": PARTS}
     for name, kind in OPTIONS.items():
         options = [f"--{option}" for option in option_names(kind)]
-        more = ["--actors", "--help"] if name == "launch" else ["--help"]  # which stands for two options
-        cases[f'"{name}"*'] = [*options, *more]
+        options.append("--help")
+        if name == "launch":
+            options.append("--actors")  # stands for two others
+        cases[f'"{name}"*'] = options
     lines = [f"    {pattern}) words='{' '.join(words)}' ;;" for pattern, words in cases.items()]
     print(SCRIPT.format(cases="\n".join(lines)), end="")

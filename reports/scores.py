@@ -112,28 +112,12 @@ def _score(run: FinishedRun, variant: str, acting: float, state_bytes: int) -> S
 
 
 def planned(configs: Sequence[RunConfig]) -> list[Score]:
-    """The rows of runs that have not begun, without any number but the seed: what there is to compare with a file's."""
-    names = label(configs)
+    """The rows of runs that have not begun, without scores and costs: what there is to compare with a file's."""
     found = []
-    for config, variant in zip(configs, names):
-        settings, of_task = settings_of(config)
-        row = Score(
-            task=config.eval_env or config.env,
-            variant=variant,
-            settings=settings,
-            of_task=of_task,
-            seed=config.seed,
-            mean=math.nan,
-            low=math.nan,
-            high=math.nan,
-            normalised=math.nan,
-            finished=False,
-            share=0.0,
-            learning=math.nan,
-            acting=math.nan,
-            state_bytes=0,
-        )
-        found.append(row)
+    for config, variant in zip(configs, label(configs)):
+        task = config.eval_env or config.env
+        not_begun = FinishedRun(Path(), config, task, [], {})
+        found.append(_score(not_begun, variant, acting=math.nan, state_bytes=0))
     return found
 
 
