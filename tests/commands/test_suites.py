@@ -19,7 +19,7 @@ from commands.parsing import parse_train
 from reports.comparison import Estimate, read_run
 from reports.scoreboard import Scoreboard, as_files, as_table, write_scoreboard
 from reports.scoreboard import scoreboard as board_of
-from reports.scores import Score, acting_speed, as_json, joined, read_scores, scores_of, settings_of
+from reports.scores import Score, acting_speed, as_json, joined, planned, read_scores, scores_of, settings_of
 from storage.errors import UserError
 from tests.commands.cli import Commands, run
 from tests.commands.test_compare import table, write_run
@@ -453,6 +453,16 @@ def test_one_task_of_a_suite_has_scores_for_other_tables(tmp_path: Path) -> None
     (row,) = read_scores(tmp_path / "report" / "scores.json")
     assert (row.task, row.mean) == (SHORT, 0.9)
     assert not (tmp_path / "scoreboard.html").exists()
+
+
+def test_runs_that_have_not_begun_are_of_the_task_that_they_will_be_evaluated_on() -> None:
+    """There their frames are compared with those of a file."""
+    config = dataclasses.replace(make_preset("general", "gru"), env=SHORT, eval_env=LONG, seed=3)
+    (row,) = planned([config])
+    assert (row.task, row.variant, row.seed, row.has_score, row.share) == (LONG, "gru", 3, False, 0.0)
+    theirs = row._replace(of_task=row.of_task | {"frames": 9})
+    _, different = joined([row], [theirs], "f")
+    assert different == {"gru (f)": f"{LONG}: frames 9, here {config.frames}"}
 
 
 def test_other_settings_of_a_file_are_said_before_hours_of_training(
