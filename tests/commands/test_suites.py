@@ -455,7 +455,7 @@ def test_one_task_of_a_suite_has_scores_for_other_tables(tmp_path: Path) -> None
     assert not (tmp_path / "scoreboard.html").exists()
 
 
-def test_runs_that_have_not_begun_are_of_the_task_that_they_will_be_evaluated_on() -> None:
+def test_runs_that_have_not_begun_are_of_the_task_of_their_evaluation() -> None:
     """There their frames are compared with those of a file."""
     config = dataclasses.replace(make_preset("general", "gru"), env=SHORT, eval_env=LONG, seed=3)
     (row,) = planned([config])
