@@ -567,8 +567,7 @@ class Comparison:
         numbers_of_runs = [{len(self.of(name, data)) for data in self.data} for name in self.names]
         if any(len(numbers) > 1 for numbers in numbers_of_runs):
             found.append(
-                "Variants have more runs in one environment than in another, so that it has more weight in the "
-                "interquartile mean, which is over runs. The mean is over environments."
+                "Variants have more runs in one environment than in another. All environments have the same weight."
             )
         parts = [part for run in self.runs for part in run.summary.get("tasks", ())]
         if self.scale.threshold is not None and any(self.scale.name not in part for part in parts):

@@ -2,7 +2,8 @@
 
 As Agarwal et al. (2021, "Deep Reinforcement Learning at the Edge of the Statistical Precipice") define them and their
 library `rliable` computes them; intervals are those of `actors.intervals`, with runs as units. Scores are lists with
-one array [..., runs] a task; a statistic of them is [...].
+one array [..., runs] a task; a statistic of them is [...]. All tasks have the same weight, also if one has more runs
+than another, for which the paper has no definition.
 """
 
 import math
@@ -26,12 +27,27 @@ def _means(scores: Sample) -> NDArray[np.float64]:
 
 
 def interquartile_mean(scores: Sample) -> Any:
-    """Mean over the middle half of all runs of all tasks: a quarter of them, rounded down, is cut off at each end."""
-    of_all_tasks = np.concatenate([np.asarray(task, np.float64) for task in scores], axis=-1)
-    values = np.sort(of_all_tasks, axis=-1)
-    runs = values.shape[-1]
-    cut = runs // 4
-    return values[..., cut : runs - cut].mean(axis=-1)
+    """Mean over the middle half of all runs of all tasks: a quarter of them, rounded down, is cut off at each end.
+
+    Runs of tasks that have fewer are repeated, so that all tasks have as many as their least common multiple.
+    """
+    tasks = [np.asarray(task, np.float64) for task in scores]
+    runs = [task.shape[-1] for task in tasks]
+    as_many = math.lcm(*runs)
+    repeats = np.repeat([as_many // number for number in runs], runs)
+    of_all_tasks = np.concatenate(tasks, axis=-1)
+
+    # Where each run begins and ends in the ordered list of all of them with their repetitions.
+    order = np.argsort(of_all_tasks, axis=-1)
+    ends = np.cumsum(repeats[order], axis=-1)
+    begins = ends - repeats[order]
+
+    # How often each run is in the middle.
+    total = len(tasks) * as_many
+    cut = total // 4
+    within = np.clip(ends, cut, total - cut) - np.clip(begins, cut, total - cut)
+    values = np.take_along_axis(of_all_tasks, order, axis=-1)
+    return np.sum(within * values, axis=-1) / (total - 2 * cut)
 
 
 def mean(scores: Sample) -> Any:
@@ -46,8 +62,8 @@ def median(scores: Sample) -> Any:
 
 def optimality_gap(scores: Sample, best: float = 100.0) -> Any:
     """By how much runs fall short of a score on average; more than that does not count."""
-    capped = np.minimum(np.concatenate(scores, axis=-1), best)
-    return best - capped.mean(axis=-1)
+    capped = [np.minimum(task, best) for task in scores]
+    return best - mean(capped)
 
 
 def probability_of_improvement(scores: Sample, others: Sample) -> Any:
@@ -130,18 +146,13 @@ def runs_to_confirm(improvement: float) -> float:
 
 
 def performance_profile(scores: Sample, places: NDArray[np.float64]) -> tuple[NDArray[np.float64], ...]:
-    """Share of all runs of all tasks with a score above each of some places, and its 95 % interval.
+    """Share of runs with a score above each of some places, as the mean over tasks, and its 95 % interval.
 
     Returns:
         share, low and high, each as long as `places`; the ends are NaN if a task has a single run.
     """
-
-    def share(above: Sample) -> Any:
-        runs = sum(task.shape[-1] for task in above)
-        return np.sum([task.sum(axis=-1) for task in above], axis=0) / runs
-
     above = [np.asarray(task) > places[:, None] for task in scores]
-    return share(above), *bootstrap_interval(share, above, resamples=CURVE_RESAMPLES)
+    return mean(above), *bootstrap_interval(mean, above, resamples=CURVE_RESAMPLES)
 
 
 def mean_curve(

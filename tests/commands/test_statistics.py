@@ -1,10 +1,13 @@
 """Statistics of few runs against examples by hand and against the numbers of `rliable` 1.2.0."""
 
 import itertools
+import math
 from collections.abc import Iterator
 
+import hypothesis.strategies as st
 import numpy as np
 import pytest
+from hypothesis import given
 
 from actors.intervals import bootstrap_interval
 from reports import statistics
@@ -42,6 +45,22 @@ def test_interquartile_mean_cuts_a_quarter_at_each_end_rounded_down() -> None:
     assert interquartile_mean([np.array([8.0, 1.0, 3.0, 100.0])]) == (3 + 8) / 2
     assert interquartile_mean([np.array([1.0, 2.0, 6.0])]) == 3, "nothing of three"
     assert interquartile_mean([np.array([0.0, 10.0]), np.array([2.0, 4.0])]) == 3, "over runs of all tasks"
+
+
+def test_tasks_with_unequal_numbers_of_runs_have_the_same_weight_in_the_interquartile_mean() -> None:
+    one_and_three_runs = [np.array([5.0]), np.array([1.0, 2.0, 9.0])]
+    # 1 2 5 5 5 9, of which one is cut off at each end.
+    assert interquartile_mean(one_and_three_runs) == pytest.approx((2 + 5 + 5 + 5) / 4)
+
+
+@given(st.lists(st.lists(st.integers(-9, 9), min_size=1, max_size=4), min_size=1, max_size=5))
+def test_the_interquartile_mean_is_that_of_as_many_runs_of_each_task(tasks: list[list[int]]) -> None:
+    """Literally: runs repeated until all tasks have as many, ordered, and a quarter cut off at each end."""
+    as_many = math.lcm(*(len(task) for task in tasks))
+    repeated = sorted(run for task in tasks for run in task * (as_many // len(task)))
+    cut = len(repeated) // 4
+    middle = repeated[cut : len(repeated) - cut]
+    assert interquartile_mean([np.array(task) for task in tasks]) == pytest.approx(sum(middle) / len(middle))
 
 
 def test_probability_of_improvement_by_hand() -> None:
@@ -121,6 +140,7 @@ def test_aggregates_are_those_of_rliable() -> None:
     assert median(X) == mean(X) == pytest.approx(50.375)
     assert median([np.array([1.0, 3.0]), np.array([9.0]), np.array([5.0])]) == 5, "of the means of tasks"
     assert optimality_gap(X, best=60.0) == pytest.approx(14.125)
+    assert optimality_gap([np.array([90.0]), np.array([60.0, 50.0])]) == (10 + 45) / 2, "tasks have the same weight"
 
 
 def test_a_profile_is_the_share_of_runs_above_each_place() -> None:
@@ -131,7 +151,7 @@ def test_a_profile_is_the_share_of_runs_above_each_place() -> None:
 
     tasks_of_two_and_six_runs = [np.array([1.0, 1.0]), np.zeros(6)]
     share, _, _ = performance_profile(tasks_of_two_and_six_runs, np.array([0.5]))
-    assert share == 2 / 8, "over runs, not over tasks"
+    assert share == 1 / 2, "tasks have the same weight"
 
     a_single_run = [np.array([1.0])]
     share, low, _ = performance_profile(a_single_run, np.array([0.0]))
