@@ -88,8 +88,14 @@ def _say_differences(configs: Sequence[RunConfig], beside: Mapping[str, Sequence
     rows = planned(configs)
     for file, others in beside.items():
         _, different = joined(rows, others, file)
-        for variant, words in different.items():
-            say(console, f"{variant}: trained otherwise: {words}", "yellow")
+        _say_different(different, console)
+
+
+def _say_different(different: Mapping[str, str], console: Console) -> None:
+    """Says in what variants were trained otherwise, with one line for all that differ in the same."""
+    for words in dict.fromkeys(different.values()):
+        variants = [variant for variant, difference in different.items() if difference == words]
+        say(console, f"{', '.join(variants)}: trained otherwise: {words}", "yellow")
 
 
 def _code(config: Any) -> str:
@@ -380,8 +386,7 @@ def _scoreboard(
         return
     for file, others in beside.items():
         scores, different = joined(scores, others, file)
-        for variant, words in different.items():
-            say(console, f"{variant}: trained otherwise: {words}", "yellow")
+        _say_different(different, console)
     board = scoreboard.scoreboard(scores)
     page = scoreboard.write_scoreboard(folder, board, command)
     for table in (scoreboard.as_table(board), scoreboard.costs_table(board)):

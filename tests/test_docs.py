@@ -26,7 +26,10 @@ from commands.parsing import option_names, parse_command, parse_train
 from envs.registry import diagnostic_task, rooms_config
 from envs.specs import parse_spec
 from reports.scoreboard import as_files, scoreboard
-from reports.scores import read_scores
+from reports.scores import joined, planned, read_scores
+from training.config import RunConfig
+from training.grid import make_suite, make_trials
+from training.suites import SUITES
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
@@ -239,6 +242,26 @@ def test_the_leaderboard_shows_the_results() -> None:
         assert files["scoreboard.json"] == path.with_name(f"{suite}.json").read_bytes()
         missing = [line for line in files["scoreboard.md"].decode().splitlines() if line not in page]
         assert not missing
+
+
+def test_results_are_of_settings_as_suites_have_them_today() -> None:
+    """So what readers add with `--beside` stands in the same columns."""
+    for path in sorted((ROOT / "results").glob("*-scores.json")):
+        rows = read_scores(path)
+        cores = list(dict.fromkeys(row.variant for row in rows))
+
+        def make(words: list[str], cores: list[str] = cores) -> dict[str, RunConfig]:
+            return make_trials(RunConfig, parse_launch, "general", cores, (), (0,), (), words, fewest=1)
+
+        trials = make_suite(SUITES[path.name.removesuffix("-scores.json")], make, [])
+        together, different = joined(planned(list(trials.values())), rows, path.name)
+        assert not different
+        assert {row.variant for row in together} == {*cores}
+
+
+def parse_launch(words: list[str]) -> RunConfig:
+    config: RunConfig = parse_train("launch", words).config
+    return config
 
 
 class Parsed(BaseException):
