@@ -53,8 +53,8 @@ class LaunchOptions(AllowOptions, RunConfig, TrainingOptions):
     """
 
     core: str = "compressive"
-    """Recurrent core: compressive, transformer-xl, gated-transformer-xl, routing, lstm, gru, mingru, lru, deltanet or
-    memoryless; or MODULE:CLASS of your own, a subclass of agent.core.Core (docs/extending.md)."""
+    """Recurrent core: compressive, transformer-xl, gated-transformer-xl, routing, lstm, gru, mingru, lru, ffm,
+    deltanet or memoryless; or MODULE:CLASS of your own, a subclass of agent.core.Core (docs/extending.md)."""
     resume: Annotated[str | None, tyro.conf.arg(metavar="DIR|URL")] = None
     """Resume the run in this folder, from its last readable checkpoint and with its own configuration.
     Agent, environment and seed stay as they are; --frames and most other values may be changed.

@@ -14,6 +14,7 @@ from .config import (
     CoreConfig,
     CustomCoreConfig,
     DeltaNetConfig,
+    FFMConfig,
     GatedTransformerXLConfig,
     GRUConfig,
     LayerSizes,

@@ -295,6 +295,22 @@ class LRUConfig(BlocksConfig):
 
 
 @dataclass(frozen=True)
+class FFMConfig(Checked):
+    """Fast and Forgetful Memory (Morad et al. 2023) with residual connections between its layers."""
+
+    model_size: Size = 256
+    """Features of inputs and outputs."""
+    num_layers: Layers = 1
+    """Layers."""
+    traces: Size = 32
+    """Sums of the past in each layer (m), each of which fades at a rate of its own."""
+    contexts: Size = 4
+    """Angles by which each of them turns (c), so that it is known when something was."""
+    span: Annotated[int, Range(2, 2**24)] = 1024
+    """Steps after which the slowest trace has faded to 1 %, and the slowest turn is complete, at the beginning."""
+
+
+@dataclass(frozen=True)
 class DeltaNetConfig(BlocksConfig):
     """Gated DeltaNet (Yang et al. 2024) between MLP blocks: a matrix of associations for each head."""
 
@@ -350,6 +366,7 @@ CoreConfig = (
     | GRUConfig
     | MinGRUConfig
     | LRUConfig
+    | FFMConfig
     | DeltaNetConfig
     | MemorylessConfig
 )
@@ -364,6 +381,7 @@ CORES: dict[str, type[CoreConfig]] = {
     "gru": GRUConfig,
     "mingru": MinGRUConfig,
     "lru": LRUConfig,
+    "ffm": FFMConfig,
     "deltanet": DeltaNetConfig,
     "memoryless": MemorylessConfig,
 }
@@ -443,7 +461,7 @@ def matched_cores(
         transformer: sizes of the transformers; model_size, num_layers and mlp_size are those of the other cores too.
         memory, compressed, rate: of the Compressive Transformer.
         baseline: slots of Transformer-XL; if None, memory + compressed, which has the same attention cost.
-        recurrent_layers: of LSTM and GRU.
+        recurrent_layers: of LSTM, GRU and FFM.
     """
     size = transformer["model_size"]
     layers = transformer["num_layers"]
@@ -463,6 +481,7 @@ def matched_cores(
         "gru": GRUConfig(size, recurrent_layers),
         "mingru": MinGRUConfig(size, layers, mlp),
         "lru": LRUConfig(size, layers, mlp),
+        "ffm": FFMConfig(size, recurrent_layers),
         "deltanet": DeltaNetConfig(size, layers, mlp, transformer["num_heads"]),
         "memoryless": MemorylessConfig(size, layers, mlp),
     }

@@ -10,6 +10,7 @@ from .config import (
     CompressiveTransformerConfig,
     CustomCoreConfig,
     DeltaNetConfig,
+    FFMConfig,
     GatedTransformerXLConfig,
     GRUConfig,
     LRUConfig,
@@ -21,6 +22,7 @@ from .config import (
     WaveNetConfig,
 )
 from .contract import Core
+from .ffm import FFM
 from .linear import LRU, DeltaNet
 from .recurrent import GRU, LSTM, Memoryless, MinGRU
 from .routing import RoutingTransformer
@@ -35,6 +37,7 @@ CORE_CLASSES: dict[type, type[Core]] = {
     GRUConfig: GRU,
     MinGRUConfig: MinGRU,
     LRUConfig: LRU,
+    FFMConfig: FFM,
     DeltaNetConfig: DeltaNet,
     MemorylessConfig: Memoryless,
     WaveNetConfig: WaveNet,

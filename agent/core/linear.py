@@ -67,9 +67,8 @@ class LRULayer(nn.Module):
             before: [B, D] complex, x before the first step.
         """
         rate, write_real, write_imaginary = self._written(inputs)
-        size = torch.exp(-rate)
-        angle = torch.exp(self.log_angle)
-        decay = torch.polar(size, angle)  # lambda
+        decay_real, decay_imaginary = complex_decay(rate, torch.exp(self.log_angle))
+        decay = torch.complex(decay_real, decay_imaginary)  # lambda
         written = torch.complex(write_real, write_imaginary)
         states = linear_recurrence(decay * keep, written, before)
         return self._read(inputs, states.real, states.imag), states
@@ -88,10 +87,7 @@ class LRULayer(nn.Module):
             y, and the real and the imaginary part of x, [B, 1, D] each.
         """
         rate, write_real, write_imaginary = self._written(inputs)
-        size = torch.exp(-rate)
-        angle = torch.exp(self.log_angle)
-        decay_real = size * torch.cos(angle)
-        decay_imaginary = size * torch.sin(angle)
+        decay_real, decay_imaginary = complex_decay(rate, torch.exp(self.log_angle))
 
         # What is not forgotten, times lambda: a product of complex numbers by parts.
         kept_real = keep * before_real[:, None]
@@ -114,6 +110,12 @@ class LRULayer(nn.Module):
         """The y [B, T, D], given the parts of x."""
         both_parts = torch.cat([real, imaginary], dim=-1)
         return self.read(both_parts) + self.direct * inputs
+
+
+def complex_decay(rate: Tensor, angle: Tensor) -> tuple[Tensor, Tensor]:
+    """The real and the imaginary part of exp(-rate + i angle), by which a state is multiplied in a step."""
+    size = torch.exp(-rate)
+    return size * torch.cos(angle), size * torch.sin(angle)
 
 
 class LRU(Recurrent[LRUState]):

@@ -1,7 +1,8 @@
 """Cores whose states have equally many bytes, beside `matched_cores`, whose cores cost equally much to act with.
 
-A transformer gets as many slots as fit, a recurrence as many features. Equal states say which core makes the most of
-its memory, and not what that costs: a GRU with the bytes of a Compressive Transformer has 2,000 times its weights.
+A transformer gets as many slots as fit, FFM as many traces, another recurrence as many features. Equal states say
+which core makes the most of its memory, and not what that costs: a GRU with the bytes of a Compressive Transformer has
+2,000 times its weights.
 """
 
 import dataclasses
@@ -16,6 +17,7 @@ from .config import (
     CompressiveTransformerConfig,
     CustomCoreConfig,
     DeltaNetConfig,
+    FFMConfig,
     MemorylessConfig,
     RoutingTransformerConfig,
 )
@@ -23,12 +25,12 @@ from .cores import make_core
 from .state import state_bytes
 
 MOST_UNITS = 2**20
-"""Slots or features, at most; a state of more bytes than these need is not filled."""
+"""Slots, traces or features, at most; a state of more bytes than these need is not filled."""
 
 
 @functools.cache
 def with_state_of(config: AgentCoreConfig, num_bytes: int) -> AgentCoreConfig:
-    """The core with the most slots or features whose state has at most `num_bytes` bytes a row, in float32.
+    """The core with the most slots, traces or features whose state has at most `num_bytes` bytes a row, in float32.
 
     Slots keep their proportion of memory and compressed memory, or of memory and the window of a cluster. What has no
     memory stays as it is.
@@ -84,11 +86,13 @@ def _bytes_without_memory(config: Any) -> int:
 
 
 def _resizing(config: AgentCoreConfig) -> Callable[[int], AgentCoreConfig]:
-    """A function that returns the core with a number of units, which are slots of a transformer, else features."""
+    """A function that returns the core with a number of units: slots of a transformer, traces of FFM, or features."""
     if isinstance(config, CompressiveTransformerConfig):
         return functools.partial(_with_slots, config, "compressed_size")
     if isinstance(config, RoutingTransformerConfig):
         return functools.partial(_with_slots, config, "window")
+    if isinstance(config, FFMConfig):
+        return lambda units: dataclasses.replace(config, traces=units)
     features_of_unit = 1
     if isinstance(config, DeltaNetConfig):
         features_of_unit = config.num_heads  # which divides the features

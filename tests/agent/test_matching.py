@@ -15,7 +15,7 @@ CORES = matched_cores(SIZES, memory=8, compressed=24)
 
 
 def sizes(config: CoreConfig) -> dict[str, int]:
-    names = ("model_size", "memory_size", "compressed_size", "window")
+    names = ("model_size", "memory_size", "compressed_size", "window", "traces")
     return {name: getattr(config, name) for name in names if hasattr(config, name)}
 
 
@@ -42,6 +42,8 @@ def test_no_more_fits_into_so_many_bytes(core: str, num_bytes: int) -> None:
         assert after[older] == round(share_of_older * slots), "the proportions are kept"
         num_older = round(share_of_older * (slots + 1))
         grown = dataclasses.replace(found, **{"memory_size": slots + 1 - num_older, older: num_older})
+    elif core == "ffm":
+        grown = dataclasses.replace(found, traces=found.traces + 1)
     else:
         features = 4 if core == "deltanet" else 1  # a multiple of its four heads
         grown = dataclasses.replace(found, model_size=after["model_size"] + features)

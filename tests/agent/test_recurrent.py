@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from agent.core import DeltaNetConfig, GRUConfig, LRUConfig, LSTMConfig, MemorylessConfig, MinGRUConfig
+from agent.core import DeltaNetConfig, FFMConfig, GRUConfig, LRUConfig, LSTMConfig, MemorylessConfig, MinGRUConfig
+from agent.core.ffm import FFM
 from agent.core.linear import DeltaNetLayer
 from agent.core.recurrent import linear_recurrence
 from tests.agent.tiny import SIZE, assert_same, normal, resets
@@ -128,6 +129,52 @@ def test_lru_is_the_formula(build: Callable[..., Any]) -> None:
     assert_same(output.features[0], torch.stack(features))
     for real, imaginary, expected in zip(output.state.real, output.state.imaginary, hidden):
         assert_same(torch.complex(real[0], imaginary[0]), expected)
+
+
+def test_ffm_is_the_formula(build: Callable[..., Any]) -> None:
+    traces, contexts = 3, 2
+    core = build(FFMConfig(SIZE, 2, traces, contexts))
+    inputs = normal(1, 9, SIZE)
+    reset = resets(1, 9, (0, 4))
+    states = [torch.zeros(traces, contexts, dtype=torch.complex128) for _ in range(2)]
+    features = []
+    for x, begins in zip(inputs[0], reset[0]):
+        for index, layer in enumerate(core.layers):
+            parts = [traces, SIZE, traces, SIZE]
+            w_x, w_v, w_p, w_q = layer.project.weight.split(parts)
+            b_x, b_v, b_p, b_q = layer.project.bias.split(parts)
+            written = torch.sigmoid(w_p @ x + b_p) * (w_x @ x + b_x)
+            q = torch.sigmoid(w_q @ x + b_q)
+
+            gamma = torch.zeros(traces, contexts, dtype=torch.complex128)
+            for trace, log_rate in enumerate(layer.log_rate):
+                for context, angle in enumerate(layer.angle):
+                    gamma[trace, context] = torch.exp(torch.complex(-torch.exp(log_rate), angle))
+            before = torch.zeros_like(states[index]) if begins else states[index]
+            states[index] = gamma * before + torch.outer(written, torch.ones(contexts).double())
+
+            flat = torch.cat([states[index].real.flatten(), states[index].imag.flatten()])
+            z = layer.read.weight @ flat + layer.read.bias
+            normed = (z - z.mean()) / torch.sqrt(z.var(unbiased=False) + 1e-5)
+            y = q * normed + (1 - q) * (w_v @ x + b_v)
+            x = y if index == 0 else x + y
+        features.append(x)
+
+    output = core(inputs, reset, core.initial_state(1))
+    assert_same(output.features[0], torch.stack(features))
+    for parts, expected in zip(output.state.traces, states):
+        assert_same(torch.complex(*parts[0].chunk(2)), expected.flatten())
+
+
+def test_ffm_begins_with_traces_that_fade_and_turn_within_its_span() -> None:
+    layer = FFM(FFMConfig(SIZE, 1, 5, 3, span=101)).layers[0]
+    gamma = torch.complex(*layer._decay()).detach()
+    kept_in_a_step = gamma.abs()[:, 0]
+    assert kept_in_a_step[0] == pytest.approx(0.51, abs=0.01)
+    assert kept_in_a_step[-1] ** 101 == pytest.approx(0.01, rel=1e-3)
+    assert (kept_in_a_step.diff() > 0).all()
+    turns = gamma.angle()[0] / (2 * torch.pi)
+    assert turns.tolist() == pytest.approx([0, 1 / 51, 1 / 101], abs=1e-6), "periods of 1, 51 and 101 steps"
 
 
 @pytest.mark.parametrize(("steps", "chunk"), [(9, 32), (9, 4), (7, 1), (66, 32)])

@@ -1,0 +1,161 @@
+"""Fast and Forgetful Memory: traces of the past that fade at rates of their own and turn like hands of clocks."""
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from .config import FFMConfig
+from .contract import CoreOutput, finite, mark_broken
+from .linear import complex_decay
+from .recurrent import Recurrent, linear_recurrence
+
+FASTEST_RATE = 0.67
+"""Of forgetting, at the beginning: half of a trace is lost in a step, as in the authors' code."""
+FADED = 0.01
+"""What is left of a trace when it counts as forgotten."""
+
+
+class FFMState(NamedTuple):
+    """traces: one [B, 2 x traces x contexts] tensor for each layer, first the real and then the imaginary parts."""
+
+    traces: tuple[Tensor, ...]
+
+
+class FFMLayer(nn.Module):
+    """The cell of Morad et al. 2023 (arXiv:2310.04128), section 4.
+
+    S_t = gamma S_(t-1) + x_t 1^T, elementwise with a complex matrix gamma of m traces by c contexts. Trace j fades at
+    the rate alpha_j and turns in context k by the angle omega_k: gamma_jk = exp(-alpha_j + i omega_k). So the same
+    input is kept c times, and how far it has turned in each tells when it was. With gates p and q of the input u,
+
+        x_t = p (W u + b) and y_t = q LN(Z [Re S_t, Im S_t] + e) + (1 - q) (V u + d)
+
+    where LN has no parameters.
+
+    Args:
+        size: features of u and y.
+        traces, contexts: m and c.
+        span: steps after which the slowest trace has faded at the beginning, and after which the slowest has turned.
+    """
+
+    def __init__(self, size: int, traces: int, contexts: int, span: int) -> None:
+        super().__init__()
+        self.size = size
+        self.traces = traces
+        self.contexts = contexts
+        # x, the input that passes S by, and the gates of both.
+        self.project = nn.Linear(size, 2 * traces + 2 * size)
+        self.read = nn.Linear(2 * traces * contexts, size)
+
+        # Rates are evenly spaced, as in the authors' code. Whatever is learned, exp(log_rate) is above 0: traces fade.
+        slowest_rate = -math.log(FADED) / span
+        rates = torch.linspace(max(FASTEST_RATE, slowest_rate), slowest_rate, traces)
+        self.log_rate = nn.Parameter(torch.log(rates))
+        periods = torch.linspace(1.0, span, contexts)
+        self.angle = nn.Parameter(2.0 * math.pi / periods)
+
+    def forward(self, inputs: Tensor, keep: Tensor, before: Tensor) -> tuple[Tensor, Tensor]:
+        """The y and S of all steps.
+
+        Args:
+            inputs: [B, T, D].
+            keep: [B, T, 1], 0 where a row's state is forgotten before the step, else 1.
+            before: [B, 2 m c], the parts of S before the first step.
+
+        Returns:
+            y [B, T, D], and the parts of S after the last step, [B, 2 m c].
+        """
+        written, passing, gate = self._projected(inputs)
+        # [B, T, m c]: the same in every context, and real.
+        to_each_context = written.repeat_interleave(self.contexts, dim=-1)
+        complex_written = torch.complex(to_each_context, torch.zeros_like(to_each_context))
+        decay = torch.complex(*self._decay()).flatten()
+        states = linear_recurrence(decay * keep, complex_written, torch.complex(*before.chunk(2, dim=-1)))
+        both_parts = torch.cat([states.real, states.imag], dim=-1)
+        last = both_parts[:, -1].contiguous()  # a view would keep all steps in memory
+        return self._read(both_parts, passing, gate), last
+
+    def step(self, inputs: Tensor, keep: Tensor, before: Tensor) -> tuple[Tensor, Tensor]:
+        """What `forward` computes, for one step in real numbers: these are faster here, and exchange formats know them.
+
+        Args:
+            inputs: [B, 1, D].
+            keep: [B, 1, 1], as in `forward`.
+            before: [B, 2 m c], as in `forward`.
+
+        Returns:
+            as `forward`.
+        """
+        written, passing, gate = self._projected(inputs)
+        to_each_context = written[..., None]  # [B, 1, m, 1]
+        decay_real, decay_imaginary = self._decay()
+
+        # A product of complex numbers, by parts [B, 1, m, c].
+        kept = keep * before[:, None]
+        real, imaginary = kept.unflatten(-1, (2, self.traces, self.contexts)).unbind(2)
+        after_real = to_each_context + decay_real * real - decay_imaginary * imaginary
+        after_imaginary = decay_real * imaginary + decay_imaginary * real
+        both_parts = torch.stack([after_real, after_imaginary], dim=2).flatten(2)
+        return self._read(both_parts, passing, gate), both_parts[:, 0]
+
+    def _decay(self) -> tuple[Tensor, Tensor]:
+        """The real and the imaginary part of gamma, [m, c] each."""
+        rate = torch.exp(self.log_rate)
+        return complex_decay(rate[:, None], self.angle)
+
+    def _projected(self, inputs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """What is written into S [B, T, m], the input that passes it by and the gate q, [B, T, D] each."""
+        projected = self.project(inputs)
+        value, passing, both_gates = projected.split([self.traces, self.size, self.traces + self.size], dim=-1)
+        gate_of_value, gate = torch.sigmoid(both_gates).split([self.traces, self.size], dim=-1)
+        # Under autocast the projection may be narrower than the state.
+        written = (gate_of_value * value).to(self.angle.dtype)
+        return written, passing, gate
+
+    def _read(self, both_parts: Tensor, passing: Tensor, gate: Tensor) -> Tensor:
+        """The y [B, T, D], given the parts of S."""
+        remembered = F.layer_norm(self.read(both_parts), (self.size,))
+        return passing + gate * (remembered - passing)
+
+
+class FFM(Recurrent[FFMState]):
+    """Layers of `FFMLayer`s with residual connections between them, as the LSTM's: one stands in for an RNN."""
+
+    state_type = FFMState
+    config: FFMConfig
+    layers: Sequence[FFMLayer]
+
+    def __init__(self, config: FFMConfig) -> None:
+        super().__init__()
+        self.config = config
+        layers = nn.ModuleList(
+            FFMLayer(config.model_size, config.traces, config.contexts, config.span) for _ in range(config.num_layers)
+        )
+        self.layers = layers  # type: ignore[assignment]
+
+    @property
+    def state_size(self) -> int:
+        """Parts of a layer's S."""
+        return 2 * self.config.traces * self.config.contexts
+
+    def forward(self, inputs: Tensor, reset: Tensor, state: FFMState, return_attention: bool = False) -> CoreOutput:
+        """See `Core`."""
+        self.check(inputs, reset, state)
+        stream = finite(inputs)
+        keep = (~reset).to(stream.dtype)[:, :, None]
+        is_acting = inputs.shape[1] == 1
+        after = []
+        for index, layer in enumerate(self.layers):
+            before = finite(state.traces[index])
+            compute = layer.step if is_acting else layer
+            output, last = compute(stream, keep, before)
+            after.append(last)
+
+            # The first layer has no residual connection.
+            stream = output if index == 0 else stream + output
+        features = mark_broken(stream, inputs)
+        return CoreOutput(features, FFMState(tuple(after)), losses={})
