@@ -295,11 +295,9 @@ class LRUConfig(BlocksConfig):
 
 
 @dataclass(frozen=True)
-class FFMConfig(Checked):
-    """Fast and Forgetful Memory (Morad et al. 2023) with residual connections between its layers."""
+class FFMConfig(BlocksConfig):
+    """Fast and Forgetful Memory (Morad et al. 2023) between MLP blocks: sums of the past that fade and turn."""
 
-    model_size: Size = 256
-    """Features of inputs and outputs."""
     num_layers: Layers = 1
     """Layers."""
     traces: Size = 32
@@ -481,7 +479,7 @@ def matched_cores(
         "gru": GRUConfig(size, recurrent_layers),
         "mingru": MinGRUConfig(size, layers, mlp),
         "lru": LRUConfig(size, layers, mlp),
-        "ffm": FFMConfig(size, recurrent_layers),
+        "ffm": FFMConfig(size, recurrent_layers, mlp),
         "deltanet": DeltaNetConfig(size, layers, mlp, transformer["num_heads"]),
         "memoryless": MemorylessConfig(size, layers, mlp),
     }

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from .config import FFMConfig
 from .contract import CoreOutput, finite, mark_broken
 from .linear import complex_decay
-from .recurrent import Recurrent, linear_recurrence
+from .recurrent import Recurrent, linear_recurrence, mlp_blocks
 
 FASTEST_RATE = 0.67
 """Of forgetting, at the beginning: half of a trace is lost in a step, as in the authors' code."""
@@ -123,19 +123,23 @@ class FFMLayer(nn.Module):
 
 
 class FFM(Recurrent[FFMState]):
-    """Layers of `FFMLayer`s with residual connections between them, as the LSTM's: one stands in for an RNN."""
+    """Layers of `FFMLayer`s, each followed by an MLP, as in the paper's agents; norms are at the inputs of both."""
 
     state_type = FFMState
     config: FFMConfig
-    layers: Sequence[FFMLayer]
+    recurrences: Sequence[FFMLayer]
 
     def __init__(self, config: FFMConfig) -> None:
         super().__init__()
         self.config = config
-        layers = nn.ModuleList(
-            FFMLayer(config.model_size, config.traces, config.contexts, config.span) for _ in range(config.num_layers)
+        size = config.model_size
+        self.norms = nn.ModuleList(nn.LayerNorm(size) for _ in range(config.num_layers))
+        recurrences = nn.ModuleList(
+            FFMLayer(size, config.traces, config.contexts, config.span) for _ in range(config.num_layers)
         )
-        self.layers = layers  # type: ignore[assignment]
+        self.recurrences = recurrences  # type: ignore[assignment]
+        self.blocks = mlp_blocks(config)
+        self.final_norm = nn.LayerNorm(size)
 
     @property
     def state_size(self) -> int:
@@ -149,13 +153,12 @@ class FFM(Recurrent[FFMState]):
         keep = (~reset).to(stream.dtype)[:, :, None]
         is_acting = inputs.shape[1] == 1
         after = []
-        for index, layer in enumerate(self.layers):
-            before = finite(state.traces[index])
-            compute = layer.step if is_acting else layer
-            output, last = compute(stream, keep, before)
+        layers = zip(self.norms, self.recurrences, self.blocks, state.traces)
+        for norm, recurrence, block, before in layers:
+            compute = recurrence.step if is_acting else recurrence
+            output, last = compute(norm(stream), keep, finite(before))
             after.append(last)
-
-            # The first layer has no residual connection.
-            stream = output if index == 0 else stream + output
-        features = mark_broken(stream, inputs)
+            stream = stream + output
+            stream = stream + block(stream)
+        features = mark_broken(self.final_norm(stream), inputs)
         return CoreOutput(features, FFMState(tuple(after)), losses={})

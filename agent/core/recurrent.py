@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from .config import BlocksConfig, FFMConfig, LSTMConfig, MemorylessConfig, MinGRUConfig
+from .config import BlocksConfig, LSTMConfig, MemorylessConfig, MinGRUConfig
 from .contract import Core, CoreOutput, check_call, finite, mark_broken
 
 
@@ -37,7 +37,7 @@ class Recurrent(Core, Generic[StateT]):
 
     state_type: ClassVar[Any]
     """The NamedTuple of the core's states."""
-    config: LSTMConfig | FFMConfig | BlocksConfig
+    config: LSTMConfig | BlocksConfig
 
     @property
     def state_size(self) -> int:

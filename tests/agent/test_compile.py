@@ -43,7 +43,7 @@ CONFIGS: dict[str, Any] = {
     "gru": GRUConfig(SIZE, 1),
     "mingru": MinGRUConfig(SIZE, 1, 8),
     "lru": LRUConfig(SIZE, 1, 8),
-    "ffm": FFMConfig(SIZE, 1, 3, 2),
+    "ffm": FFMConfig(SIZE, 1, 8, 3, 2),
     "deltanet": DeltaNetConfig(SIZE, 1, 8, 2),
     "memoryless": MemorylessConfig(SIZE, 1, 8),
 }

@@ -133,18 +133,19 @@ def test_lru_is_the_formula(build: Callable[..., Any]) -> None:
 
 def test_ffm_is_the_formula(build: Callable[..., Any]) -> None:
     traces, contexts = 3, 2
-    core = build(FFMConfig(SIZE, 2, traces, contexts))
+    core = build(FFMConfig(SIZE, 2, 6, traces, contexts))
     inputs = normal(1, 9, SIZE)
     reset = resets(1, 9, (0, 4))
     states = [torch.zeros(traces, contexts, dtype=torch.complex128) for _ in range(2)]
     features = []
     for x, begins in zip(inputs[0], reset[0]):
-        for index, layer in enumerate(core.layers):
+        for index, layer in enumerate(core.recurrences):
+            u = core.norms[index](x)
             parts = [traces, SIZE, traces, SIZE]
             w_x, w_v, w_p, w_q = layer.project.weight.split(parts)
             b_x, b_v, b_p, b_q = layer.project.bias.split(parts)
-            written = torch.sigmoid(w_p @ x + b_p) * (w_x @ x + b_x)
-            q = torch.sigmoid(w_q @ x + b_q)
+            written = torch.sigmoid(w_p @ u + b_p) * (w_x @ u + b_x)
+            q = torch.sigmoid(w_q @ u + b_q)
 
             gamma = torch.zeros(traces, contexts, dtype=torch.complex128)
             for trace, log_rate in enumerate(layer.log_rate):
@@ -156,9 +157,9 @@ def test_ffm_is_the_formula(build: Callable[..., Any]) -> None:
             flat = torch.cat([states[index].real.flatten(), states[index].imag.flatten()])
             z = layer.read.weight @ flat + layer.read.bias
             normed = (z - z.mean()) / torch.sqrt(z.var(unbiased=False) + 1e-5)
-            y = q * normed + (1 - q) * (w_v @ x + b_v)
-            x = y if index == 0 else x + y
-        features.append(x)
+            x = x + q * normed + (1 - q) * (w_v @ u + b_v)
+            x = x + core.blocks[index](x)
+        features.append(core.final_norm(x))
 
     output = core(inputs, reset, core.initial_state(1))
     assert_same(output.features[0], torch.stack(features))
@@ -167,7 +168,7 @@ def test_ffm_is_the_formula(build: Callable[..., Any]) -> None:
 
 
 def test_ffm_begins_with_traces_that_fade_and_turn_within_its_span() -> None:
-    layer = FFM(FFMConfig(SIZE, 1, 5, 3, span=101)).layers[0]
+    layer = FFM(FFMConfig(SIZE, 1, 6, 5, 3, span=101)).recurrences[0]
     gamma = torch.complex(*layer._decay()).detach()
     kept_in_a_step = gamma.abs()[:, 0]
     assert kept_in_a_step[0] == pytest.approx(0.51, abs=0.01)
