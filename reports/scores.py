@@ -20,7 +20,7 @@ from envs import reference_scores
 from reports.comparison import KIND, FinishedRun
 from storage.files import Json, abbreviate, format_json, is_finite, read_json, require_schema
 from training.config import RunConfig
-from training.factories import make_agent
+from training.factories import make_agent, resolve_pixel_zero
 from training.grid import DATA, OF_DATA, label, training_fields
 from training.plain import from_plain
 
@@ -112,11 +112,14 @@ def _score(run: FinishedRun, variant: str, acting: float, state_bytes: int) -> S
 
 
 def planned(configs: Sequence[RunConfig]) -> list[Score]:
-    """The rows of runs that have not begun, without scores and costs: what there is to compare with a file's."""
+    """The rows of runs that have not begun, without scores and costs: what there is to compare with a file's.
+
+    What depends on the environment is looked up there, as a run does when it begins.
+    """
     found = []
     for config, variant in zip(configs, label(configs)):
         task = config.eval_env or config.env
-        not_begun = FinishedRun(Path(), config, task, [], {})
+        not_begun = FinishedRun(Path(), resolve_pixel_zero(config), task, [], {})
         found.append(_score(not_begun, variant, acting=math.nan, state_bytes=0))
     return found
 

@@ -47,7 +47,7 @@ def test_interquartile_mean_cuts_a_quarter_at_each_end_rounded_down() -> None:
     assert interquartile_mean([np.array([0.0, 10.0]), np.array([2.0, 4.0])]) == 3, "over runs of all tasks"
 
 
-def test_tasks_with_unequal_numbers_of_runs_have_the_same_weight_in_the_interquartile_mean() -> None:
+def test_tasks_with_fewer_runs_have_the_same_weight() -> None:
     one_and_three_runs = [np.array([5.0]), np.array([1.0, 2.0, 9.0])]
     # 1 2 5 5 5 9, of which one is cut off at each end.
     assert interquartile_mean(one_and_three_runs) == pytest.approx((2 + 5 + 5 + 5) / 4)
