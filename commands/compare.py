@@ -85,7 +85,10 @@ def compare(options: CompareOptions, words: Sequence[str], command: str) -> None
 
 def _say_differences(configs: Sequence[RunConfig], beside: Mapping[str, Sequence[Score]], console: Console) -> None:
     """Says which variants of files were trained otherwise than these runs will be: before the hours, not after them."""
-    rows = planned(configs)
+    if not beside:
+        return
+    with user_errors():
+        rows = planned(configs)
     for file, others in beside.items():
         _, different = joined(rows, others, file)
         _say_different(different, console)
