@@ -95,7 +95,7 @@ def _say_differences(configs: Sequence[RunConfig], beside: Mapping[str, Sequence
 
 
 def _say_different(different: Mapping[str, str], console: Console) -> None:
-    """Says in what variants were trained otherwise, with one line for all that differ in the same."""
+    """Says in what variants were trained otherwise, with one line for all whose settings differ alike."""
     for words in dict.fromkeys(different.values()):
         variants = [variant for variant, difference in different.items() if difference == words]
         say(console, f"{', '.join(variants)}: trained otherwise: {words}", "yellow")
