@@ -18,8 +18,6 @@ from agent.trajectory import Observation, Sensed, sensed_of
 
 SEGMENT = "segment"
 """The field of a core's state that holds what is in the segment so far; nothing at its beginning."""
-WORDS = 32
-"""Word ids of an instruction; shorter ones end with zeros."""
 INSTRUCTION = "instruction"
 """Name of the part of an observation that has them, which is the last one."""
 
@@ -46,15 +44,17 @@ class ActingStep(nn.Module):
 
     Args:
         agent: it is put into evaluation mode, and no longer encodes equal instructions once.
+        num_ids: of an instruction, where the agent reads them; shorter ones end with zeros.
 
     Attributes:
         observation_names: of the observation's parts, in order.
         state_tensors: what the state is made of, in order.
     """
 
-    def __init__(self, agent: Agent) -> None:
+    def __init__(self, agent: Agent, num_ids: int = 64) -> None:
         super().__init__()
         self.agent = agent.eval()
+        self.num_ids = num_ids
         sensed = sensed_of(agent.blank(1))
         self.is_one_part = isinstance(sensed, Tensor)
         self.observation_names = ["observation"]
@@ -102,7 +102,7 @@ class ActingStep(nn.Module):
         """Parts of an observation of zeros, [rows, ...] each."""
         parts = [part[:, 0] for part in leaves(sensed_of(self.agent.blank(rows)))]
         if self.agent.instruction is not None:
-            parts.append(torch.zeros(rows, WORDS, dtype=torch.int64))
+            parts.append(torch.zeros(rows, self.num_ids, dtype=torch.int64))
         return tuple(parts)
 
     def initial_state(self, rows: int) -> list[Tensor]:

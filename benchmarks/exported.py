@@ -20,6 +20,7 @@ import numpy as np
 import torch
 
 from agent import Agent
+from agent.acting_step import ActingStep
 from agent.core import CORES
 from benchmarks.common import run
 from storage.exchange import KEY, write_onnx
@@ -52,7 +53,7 @@ def measure(options: Options) -> dict[str, Any]:
     for name, agent in _agents(options):
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "agent.onnx"
-            write_onnx(agent, path, {})
+            write_onnx(ActingStep(agent), path, {})
             found[name] = {"megabytes": round(path.stat().st_size / 1e6, 2)}
             for rows in options.rows:
                 compared = _compare(agent, path, rows, options.steps)

@@ -3,12 +3,18 @@
 import shlex
 from typing import Any
 
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+from gymnasium.vector import VectorEnv
 from rich.console import Console
 
 from actors.interface import action_names
+from agent.acting_step import INSTRUCTION, ActingStep
 from commands.options import ExportOptions
 from envs import ActionVector, make_vector, parse_spec, tasks
 from envs.names import gymnasium_name
+from envs.words import explain_ids
 from reports.actions import columns_of
 from storage.errors import UserError, user_errors
 from storage.exchange import write_onnx, write_program
@@ -51,9 +57,17 @@ def _export_file(options: ExportOptions, run: Run, console: Console) -> None:
     with user_errors():
         trained = load_trained_agent(run, options.allow)
         about: dict[str, Any] = {"run": run.name, "environment": trained.env, "steps": trained.checkpoint.step}
-        about["action"] = _action_columns(trained)
+        first, *_ = tasks(trained.env)
+        envs = make_vector(first, 1)
+        try:
+            about["action"] = _action_columns(envs)
+            num_ids = _num_ids(envs)
+        finally:
+            envs.close()
+    if num_ids:
+        about[INSTRUCTION] = explain_ids(trained.agent.made_for.vocabulary, num_ids)
     with user_errors("output"):
-        WRITERS[path.suffix](trained.agent, path, about)
+        WRITERS[path.suffix](ActingStep(trained.agent, num_ids), path, about)
     said = f"{path}  {path.stat().st_size / 1e6:.1f} MB"
     name = _name_for_example(trained)
     if path.suffix == ".onnx" and name:
@@ -61,20 +75,21 @@ def _export_file(options: ExportOptions, run: Run, console: Console) -> None:
     say(console, said)
 
 
-def _action_columns(trained: TrainedAgent) -> list[dict[str, Any]]:
+def _num_ids(envs: VectorEnv) -> int:
+    """How many ids an instruction has; 0 without instructions."""
+    space = envs.single_observation_space
+    return space[INSTRUCTION].shape[0] if isinstance(space, spaces.Dict) else 0
+
+
+def _action_columns(envs: VectorEnv) -> list[dict[str, Any]]:
     """The columns of an action: names, and sizes of choices or bounds of numbers.
 
     A choice is an index, of which 0 stands for the environment's value `first`. A number from -1 to 1 stands for its
     bounds; without bounds, which are None then, it is the number itself. A Discrete space has one column, with the
     names of its values.
     """
-    first, *_ = tasks(trained.env)
-    envs = make_vector(first, 1)
-    try:
-        space = envs.single_action_space
-        names = action_names(envs)
-    finally:
-        envs.close()
+    space = envs.single_action_space
+    names = action_names(envs)
     if not isinstance(space, ActionVector):
         return [{"name": "action", "size": len(names), "values": list(names)}]
     found: list[dict[str, Any]] = []
@@ -96,4 +111,18 @@ def _name_for_example(trained: TrainedAgent) -> str | None:
     if len(played) > 1 or not is_discrete or made_for.vocabulary:
         return None
     (task,) = played
-    return gymnasium_name(*parse_spec(task))
+    name = gymnasium_name(*parse_spec(task))
+    if name is None:
+        return None
+
+    # It gives the agent what the environment returns, and the environment the index of the agent's action.
+    made = gymnasium.make(name)
+    observations = made.observation_space
+    actions = made.action_space
+    made.close()
+    shape = made_for.observation_shape
+    is_image = len(shape) == 3
+    dtype = np.uint8 if is_image else np.float32
+    sees_the_same = isinstance(observations, spaces.Box) and (observations.shape, observations.dtype) == (shape, dtype)
+    acts_the_same = isinstance(actions, spaces.Discrete) and actions.start == 0
+    return name if sees_the_same and acts_the_same else None

@@ -60,3 +60,24 @@ def beginning(text: str, length: int) -> str:
     if shown == text:
         return text
     return f"{shown} …"
+
+
+def explain_ids(vocabulary: int, num_ids: int) -> str:
+    """How an instruction becomes `num_ids` ids, for people who write it in another program.
+
+    Raises:
+        ValueError: if no environment of this package has ids of this vocabulary.
+    """
+    if vocabulary == VOCABULARY:
+        return (
+            f"{num_ids} ids, one a word, with zeros after the last one. Words are what white space divides, as they are "
+            f"written. The id of a word is 1 + crc32(its UTF-8) modulo {VOCABULARY - 1}."
+        )
+    if vocabulary == PAIR_VOCABULARY:
+        return (
+            f"{num_ids} ids, two a word, with zeros after the last one. Words are those of the text in small letters, "
+            f"and punctuation marks (regular expression {WORD.pattern}). With h = crc32(the word's UTF-8) modulo "
+            f"{BUCKETS**2}, a word has the ids 1 + h // {BUCKETS} and 1 + h modulo {BUCKETS}. Several texts are joined "
+            "by spaces, in the order of the parts that they are in the observation."
+        )
+    raise ValueError(f"vocabulary: expected {VOCABULARY} or {PAIR_VOCABULARY} ids, got {vocabulary}")

@@ -16,25 +16,19 @@ from typing import Any
 
 import torch
 
-from agent import Agent
-from agent.acting_step import INSTRUCTION, WORDS, ActingStep
+from agent.acting_step import ActingStep
 from storage.files import Json, replacing
 
 KEY = "compressive"
 """Of the metadata."""
-WORD_IDS = (
-    f"{WORDS} ids, zeros after the last word. Words are those of the text in small letters, and punctuation marks "
-    "(regular expression \\w+|[^\\w\\s]). The id of a word is 1 + crc32(its UTF-8) modulo 1000."
-)
-"""How the metadata explain instructions; see `envs.words`."""
 ROWS = 3
 """Rows of the example with which a graph is traced; any number can be played."""
 NEEDED = ("onnx", "onnxscript")
 """Packages of the extra `onnx` that write files."""
 
 
-def write_onnx(agent: Agent, path: Path, about: Json) -> None:
-    """Writes an agent as ONNX, for any number of rows; `about` is added to the metadata.
+def write_onnx(step: ActingStep, path: Path, about: Json) -> None:
+    """Writes a step of acting as ONNX, for any number of rows; `about` is added to the metadata.
 
     Raises:
         ImportError: if the extra `onnx` is not installed.
@@ -43,7 +37,6 @@ def write_onnx(agent: Agent, path: Path, about: Json) -> None:
     missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
     if missing:
         raise ImportError(f"writing ONNX needs {' and '.join(missing)}: pip install -e '.[onnx]'")
-    step = ActingStep(agent)
     arguments, shapes = _example(step)
     outputs = ["policy_parameters", "action", "value", *(f"next_{each.name}" for each in step.state_tensors)]
     with torch.no_grad(), _quiet():
@@ -63,12 +56,11 @@ def write_onnx(agent: Agent, path: Path, about: Json) -> None:
         program.save(str(temporary))
 
 
-def write_program(agent: Agent, path: Path, about: Json) -> None:
-    """Writes an agent as a program of `torch.export`, for `torch.export.load`; its arguments are an ActingStep's.
+def write_program(step: ActingStep, path: Path, about: Json) -> None:
+    """Writes a step of acting as a program of `torch.export`, for `torch.export.load`, with the same arguments.
 
     What ONNX has as metadata is an extra file in it.
     """
-    step = ActingStep(agent)
     arguments, shapes = _example(step)
     with torch.no_grad(), _quiet():
         program = torch.export.export(step, arguments, dynamic_shapes=shapes)
@@ -90,8 +82,6 @@ def describe(step: ActingStep, about: Json) -> Json:
     ]
     policy = step.agent.distribution
     first = policy.none(1)
-    if step.agent.instruction is not None:
-        about = {**about, INSTRUCTION: WORD_IDS}
     return {
         **about,
         "observation": parts,

@@ -1,6 +1,7 @@
 """`compressive export`: a run in half precision that is played and looked at like the run that it came from."""
 
 import base64
+import dataclasses
 import errno
 import importlib.util
 import json
@@ -8,6 +9,7 @@ import math
 import os
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import gymnasium
@@ -15,6 +17,8 @@ import numpy as np
 import pytest
 import torch
 
+from commands.export import _name_for_example
+from envs.words import explain_ids
 from storage import checkpoints
 from storage.exchange import KEY
 from storage.metrics import read_metrics
@@ -22,6 +26,8 @@ from storage.provenance import read_launches
 from storage.run import Run
 from tests.commands.cli import SMALL, Commands
 from training.evaluation import load_trained_agent
+from training.factories import make_agent
+from training.presets import make_preset
 
 
 def test_an_agent_is_exported(finished: tuple[Path, str], tmp_path: Path, cli: Commands) -> None:
@@ -194,6 +200,16 @@ def test_shared_metrics_are_json_that_every_reader_takes(
     assert rows[-1] == {"step": 10**6, "time": 0.0, "loss/total": None}
 
 
+class FromThree(gymnasium.Env[Any, Any]):
+    """Actions are 3 and 4."""
+
+    observation_space = gymnasium.spaces.Box(-1, 1, (2,), np.float32)
+    action_space = gymnasium.spaces.Discrete(2, start=3)
+
+
+gymnasium.register("FromThree-v0", f"{__name__}:FromThree")
+
+
 class Crane(gymnasium.Env[Any, Any]):
     """A choice, and numbers of which one has bounds."""
 
@@ -234,6 +250,42 @@ def test_columns_of_actions_are_named_in_an_exported_file(tmp_path: Path, cli: C
     ]
     assert list(said["policy"]["columns"][0]) == ["logits"]
     assert [column.get("effect") for column in said["policy"]["columns"]] == [None, "none", "none", "tanh"]
+
+
+def test_an_exported_file_says_how_texts_become_ids(tmp_path: Path, cli: Commands) -> None:
+    run = tmp_path / "run"
+    env = "gym:tests.envs.odd:Many-v0"
+    cli.run("launch", "--local", "--env", env, "--run", run, *SMALL, "--frames=64")
+    file = tmp_path / "agent.pt2"
+    cli.run("export", run, file, "--allow", env)
+    extra = {KEY: ""}
+    torch.export.load(str(file), extra_files=extra)
+    said = json.loads(extra[KEY])
+    agent = load_trained_agent(Run(run), env).agent
+    (instruction,) = [part for part in said["observation"] if part["name"] == "instruction"]
+    (num_ids,) = instruction["shape"]
+    assert num_ids == 10, "two for each of five words, which is what fits into nine characters"
+    assert said["instruction"] == explain_ids(agent.made_for.vocabulary, num_ids)
+
+
+@pytest.mark.parametrize(
+    ("env", "name"),
+    [
+        ("gym:CartPole-v1", "CartPole-v1"),
+        ("rooms:small", "compressive/Rooms-Small-v0"),
+        ("gym:FrozenLake-v1", None),  # a number, which the agent sees one-hot
+        ("gym:Blackjack-v1", None),  # a tuple of numbers
+        ("gym:Pendulum-v1", None),  # an action of numbers
+        ("gym:CartPole-v1,max_episode_steps=9", None),
+        ("rooms:small,rooms:full", None),
+        ("gym:FromThree-v0", None),
+    ],
+)
+def test_the_example_is_named_for_what_it_plays(env: str, name: str | None) -> None:
+    """It gives agents what environments return, and environments the indices of actions."""
+    config = dataclasses.replace(make_preset("general", "memoryless"), env=env)
+    trained: Any = SimpleNamespace(env=env, agent=make_agent(config))
+    assert _name_for_example(trained) == name
 
 
 @pytest.mark.slow

@@ -5,6 +5,7 @@ Tests with the fixture `lab` run with the double, and with the real package wher
 
 import itertools
 import sys
+import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from envs.dmlab import ACTION_SETS, TEST_MIXER, TRAINING_MIXERS, DMLabEnv
 from envs.dmlab30 import BY_NAME, LEVELS
 from envs.level_cache import LevelCache
 from envs.rooms.env import average
-from envs.words import VOCABULARY, hash_words
+from envs.words import VOCABULARY, explain_ids, hash_words
 from tests.envs.lab import LEVEL, OTHERS, Lab, Module, install
 
 NO_CHOICES = {"correct_choices": 0, "wrong_choices": 0}
@@ -303,6 +304,16 @@ def test_words_are_hashed_alike_everywhere() -> None:
     assert (long.shape, long.dtype) == ((3,), np.int64)
     assert (long == hash_words(words[:3], 3)).all()
     assert {int(hash_words([str(word)], 1)[0]) for word in range(20_000)} == set(range(1, VOCABULARY))
+
+
+def test_who_follows_the_explanation_has_the_ids_of_an_instruction() -> None:
+    said = explain_ids(VOCABULARY, 16)
+    for words in ("16 ids, one a word", "what white space divides, as they are written", "crc32(its UTF-8) modulo 1000"):
+        assert words in said
+    ids = [1 + zlib.crc32(word.encode()) % 1000 for word in Lab.instruction.split()]
+    env = double("language_select_located_object", instruction=True)
+    observation: Any = env.reset(seed=0)[0]
+    assert observation["instruction"].tolist() == [*ids, *[0] * (16 - len(ids))]
 
 
 def test_no_two_episodes_of_a_batch_have_the_same_seed(begun: list[tuple[str, int, int]]) -> None:

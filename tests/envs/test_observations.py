@@ -2,6 +2,7 @@
 
 import random
 import re
+import zlib
 from typing import Any
 
 import gymnasium
@@ -12,10 +13,10 @@ from gymnasium import spaces
 import envs
 from envs import observations
 from envs.gym import adapt
-from envs.observations import MOST_WORDS
+from envs.observations import MOST_WORDS, shown_as
 from envs.outputs import MOST_NUMBERS, NUMERIC, leaves
 from envs.processes import batch
-from envs.words import BUCKETS, MOST_CHARACTERS, PAIR_VOCABULARY, beginning, hash_pairs, split_words
+from envs.words import BUCKETS, MOST_CHARACTERS, PAIR_VOCABULARY, beginning, explain_ids, hash_pairs, split_words
 from tests.envs.generated import draw_space
 from tests.envs.odd import Camera
 
@@ -271,6 +272,28 @@ def test_different_words_have_different_numbers() -> None:
     many = hash_pairs([str(number) for number in range(10_000)], 10_000)
     assert (many.min(), many.max()) == (1, BUCKETS)
     assert hash_pairs(["wall"], 3)[2:].tolist() == [0] * 4
+
+
+def test_who_follows_the_explanation_has_the_ids_that_agents_are_given() -> None:
+    said = explain_ids(PAIR_VOCABULARY, 40)
+    for words in ("40 ids, two a word", "crc32(the word's UTF-8) modulo 1048576", "1 + h // 1024 and 1 + h modulo 1024"):
+        assert words in said
+    pattern = re.search(r"regular expression (\S+)\)", said)
+    assert pattern is not None
+
+    # In the words of the explanation.
+    text = "Go to the RED ball, then stop."
+    ids = []
+    for word in re.findall(pattern.group(1), text.lower()):
+        h = zlib.crc32(word.encode()) % 1048576
+        ids += [1 + h // 1024, 1 + h % 1024]
+    ids += [0] * (40 - len(ids))
+
+    form = shown_as(spaces.Text(40))
+    assert form.convert is not None
+    assert form.convert(text)["instruction"].tolist() == ids
+    with pytest.raises(ValueError, match="vocabulary: expected 1001 or 1025 ids, got 9"):
+        explain_ids(9, 40)
 
 
 def test_words_are_without_capitals_and_punctuation_is_apart() -> None:
