@@ -16,6 +16,7 @@ from rich.console import Console
 
 from commands.options import CompareOptions
 from commands.parsing import parse_train
+from commands.shared_options import words_of
 from envs import require_consent
 from reports.comparison import FinishedRun, read_run, require_equal_data, text_name
 from reports.comparison import compare as compare_runs
@@ -35,6 +36,8 @@ from training.sweep_progress import is_finished
 from training.trust import checkpoint_place, code_of, permissions, require_core
 
 logger = logging.getLogger(__name__)
+AT_RESUME = ("ray_address", "remote_actors", "cpus_per_trial", "gpus_per_trial", "threshold", "beside")
+"""Options that are not in a sweep's folder, so that they are given again when it is resumed."""
 
 
 def compare(options: CompareOptions, words: Sequence[str], command: str) -> None:
@@ -126,7 +129,7 @@ def _begin(
     folder = folder.absolute()
 
     # What is refused leaves no trace: the folder is written when all of this is known to work.
-    trials, _ = sweep.joined(folder, asked, command, options.add)
+    trials, _ = sweep.all_trials(folder, asked, command, options.add)
     todo = [name for name in asked if name in trials and not (folder / name).exists()]
     if todo:
         _bundles({name: asked[name] for name in todo}, options)
@@ -143,17 +146,34 @@ def _begin(
 
 
 def _bundles(trials: Mapping[str, Any], options: CompareOptions) -> list[dict[str, float]]:
-    """What a trial asks the cluster for: the most that one of them needs.
+    """What a trial asks the cluster for: as much as any of them needs.
 
     Raises a UserError if that is more than this machine has, unless it joins a cluster.
     """
     numbers = (options.cpus_per_trial, options.gpus_per_trial, options.remote_actors)
-    bundles = max((sweep.bundles_of(config, *numbers) for config in trials.values()), key=len)
-    needed = sum(bundle.get("CPU", 0) for bundle in bundles)
-    cpus = _num_cpus()
-    if options.ray_address is None and needed > cpus:
-        raise UserError(f"cpus-per-trial: expected at most the {cpus} CPUs of this machine, got {needed:g}")
+    bundles = sweep.enough_for([sweep.bundles_of(config, *numbers) for config in trials.values()])
+    if options.ray_address is not None:
+        return bundles
+    own, *of_actors = bundles
+    for resource, there in _resources().items():
+        needed = _needed(bundles, resource)
+        if needed > there:
+            got = f"{needed:g}"
+            if of_actors:
+                got = f"{own.get(resource, 0):g} and those of {plural(len(of_actors), 'actor')}, {got} in all"
+            expected = f"expected at most the {there} {resource}s of this machine, or --ray-address of a cluster"
+            raise UserError(f"{resource.lower()}s-per-trial: {expected}, got {got}")
     return bundles
+
+
+def _needed(bundles: Sequence[Mapping[str, float]], resource: str) -> float:
+    """How much of a resource a trial needs with its actors."""
+    return sum(bundle.get(resource, 0) for bundle in bundles)
+
+
+def _resources() -> dict[str, int]:
+    """What a cluster on this machine has, by Ray's names."""
+    return {"CPU": _num_cpus(), "GPU": torch.cuda.device_count()}
 
 
 def _resume(options: CompareOptions) -> tuple[Path, dict[str, Any], str]:
@@ -273,11 +293,20 @@ def _cost(trials: dict[str, Any], todo: Sequence[str], options: CompareOptions) 
         speed = ratio_of_tasks * speeds[first_env, names[trial]]
         seconds.append(config.frames / speed)
 
-    at_once = max(1, int(_num_cpus() / options.cpus_per_trial))
+    at_once = _at_once(_bundles({name: trials[name] for name in todo}, options))
     in_all = duration(sum(seconds) / at_once)
     each = f"{duration(min(seconds))} to {duration(max(seconds))}"
     where = f"{at_once} at a time on this machine, if nothing else runs here"
     return f"about {in_all} for {plural(len(todo), 'run')} of {each} each, {where}"
+
+
+def _at_once(bundles: Sequence[Mapping[str, float]]) -> int:
+    """For how many trials this machine has room; at least one."""
+    fits = []
+    for resource, there in _resources().items():
+        if needed := _needed(bundles, resource):
+            fits.append(int(there / needed))
+    return max(1, min(fits))
 
 
 def _num_cpus() -> int:
@@ -309,8 +338,7 @@ def _train(folder: Path, trials: dict[str, Any], options: CompareOptions, consol
     with Run(folder).lock():
         todo = [name for name, config in trials.items() if not is_finished(Run(folder / name), config)]
         again = f"{program()} compare --resume {shlex.quote(str(folder))}{permissions(*trials.values())}"
-        if options.beside:
-            again += f" --beside {shlex.join(map(str, options.beside))}"
+        again += words_of(options, *AT_RESUME)
         lines = {
             "folder": str(folder),
             "runs": f"{len(trials)}, {len(trials) - len(todo)} of them finished",

@@ -78,7 +78,11 @@ def _export_file(options: ExportOptions, run: Run, console: Console) -> None:
 def _num_ids(envs: VectorEnv) -> int:
     """How many ids an instruction has; 0 without instructions."""
     space = envs.single_observation_space
-    return space[INSTRUCTION].shape[0] if isinstance(space, spaces.Dict) else 0
+    if not isinstance(space, spaces.Dict):
+        return 0
+    ids = space[INSTRUCTION]
+    assert isinstance(ids, spaces.Box)
+    return ids.shape[0]
 
 
 def _action_columns(envs: VectorEnv) -> list[dict[str, Any]]:

@@ -19,6 +19,7 @@ from commands.shared_options import (
     RunOptions,
     TrainingOptions,
     Words,
+    words_of,
 )
 from sequences.images.config import ImagesConfig, ImagesEvaluation, ImagesSampling
 from sequences.speech.config import SpeechConfig, SpeechEvaluation, SpeechSampling
@@ -84,12 +85,8 @@ class LaunchOptions(AllowOptions, RunConfig, TrainingOptions):
 
     def again(self, run: Path | str) -> str:
         """The command that resumes a run."""
-        where = ""
-        if self.ray_address:
-            where = f" --ray-address {shlex.quote(self.ray_address)}"
-        elif self.local:
-            where = " --local"
-        return f"{program()} launch --resume {shlex.quote(str(run))}{where}{permissions(self)}"
+        how = words_of(self, "ray_address", "local", "threads")
+        return f"{program()} launch --resume {shlex.quote(str(run))}{how}{permissions(self)}"
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ import torch
 from rich.console import Console
 
 from commands.options import ModelOptions, TextSampleOptions, TrainingOptions
+from commands.shared_options import words_of
 from reports.tables import print_table
 from sequences.config import SequenceConfig
 from sequences.kinds import CONFIGS
@@ -56,7 +57,8 @@ def _train(kind: str, options: TrainingOptions) -> None:
     name = f"{kind}-{time.strftime('%Y%m%d-%H%M%S')}-{options.core}"
     run = Run(options.resume or options.run or Path("runs") / name)
     data = _open_data(config, run if options.resume else None, console)
-    again = resume_command(config, run.path)
+    how = words_of(options, "threads")
+    again = f"{resume_command(config, run.path)}{how}"
     trainers: list[SequenceTrainer] = []
 
     def start(trainer: SequenceTrainer) -> None:
@@ -74,6 +76,7 @@ def _train(kind: str, options: TrainingOptions) -> None:
             stop=lambda: stop.requested,
             count=functools.partial(counting, console),
             say=functools.partial(say, console),
+            how=how,
         )
     if found is None:
         (trainer,) = trainers

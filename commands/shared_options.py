@@ -1,6 +1,7 @@
 """Options that several commands share; see `commands.options`. Nothing here imports torch."""
 
 import dataclasses
+import shlex
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -19,6 +20,22 @@ Words = tuple[str, ...]
 RunFolder = Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="DIR")]
 NewFolder = Annotated[Path | None, tyro.conf.arg(metavar="DIR")]
 Allow = Annotated[str | None, tyro.conf.arg(metavar="ENV|URL")]
+
+
+def words_of(options: Any, *names: str) -> str:
+    """The words that give these options again, each behind a space; none for those with their default value."""
+    defaults = {field.name: field.default for field in dataclasses.fields(options)}
+    words = []
+    for name in names:
+        value = getattr(options, name)
+        if value == defaults[name]:
+            continue
+        words.append(f"--{name.replace('_', '-')}")
+        if value is True:
+            continue
+        values = value if isinstance(value, tuple) else (value,)
+        words += [f"{each:g}" if isinstance(each, float) else str(each) for each in values]
+    return "".join(f" {shlex.quote(word)}" for word in words)
 
 
 @dataclass(frozen=True, kw_only=True)

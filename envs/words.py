@@ -70,8 +70,8 @@ def explain_ids(vocabulary: int, num_ids: int) -> str:
     """
     if vocabulary == VOCABULARY:
         return (
-            f"{num_ids} ids, one a word, with zeros after the last one. Words are what white space divides, as they are "
-            f"written. The id of a word is 1 + crc32(its UTF-8) modulo {VOCABULARY - 1}."
+            f"{num_ids} ids, one a word, with zeros after the last one. Words are what white space divides, as they "
+            f"are written. The id of a word is 1 + crc32(its UTF-8) modulo {VOCABULARY - 1}."
         )
     if vocabulary == PAIR_VOCABULARY:
         return (

@@ -186,6 +186,7 @@ def train_model(
     count: Counting = quiet,
     say: Callable[[str], None] = lambda line: None,
     patience: float = 0.0,
+    how: str = "",
 ) -> Json | None:
     """Trains a run to its end, or resumes it, and evaluates it on the test split.
 
@@ -196,6 +197,7 @@ def train_model(
         count: shows the progress of the evaluation.
         say: is called with the command that resumes the run when Ctrl-C ends it at once.
         patience: seconds to wait for another process to leave the folder.
+        how: words behind the command that resumes the run, each behind a space.
 
     Returns:
         the evaluation, which is also written to `evaluation.json`; None if it was stopped before its end.
@@ -215,7 +217,10 @@ def train_model(
             write_json(run.record_file(config.kind), trainer.data.record())
             start(trainer)
 
-        with trainer.opened(new, functools.partial(resume_command, config), say, ready):
+        def again(folder: Path | str) -> str:
+            return f"{resume_command(config, folder)}{how}"
+
+        with trainer.opened(new, again, say, ready):
             trainer.train(show, stop)
             if not trainer.done:
                 return None

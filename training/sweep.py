@@ -4,11 +4,13 @@ A trial is an ordinary run of any kind in a folder of its own. The folders say w
 the other trials, each from its last checkpoint. The grid is made in `grid.py`, progress shown by `sweep_progress.py`.
 """
 
+import itertools
 import os
 import re
+import time
 import traceback
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from textwrap import shorten
 from typing import Any
@@ -37,6 +39,8 @@ DEATHS = 2
 """How often a trial's process is replaced after it died. An exception ends the trial: it would be raised again."""
 SHOW_SECONDS = 2.0
 """Longest time between two looks at what the trials have done."""
+ROOM_SECONDS = 30.0
+"""How long no trial has room until that is said, and until it is said again."""
 LOCK_SECONDS = 60.0
 """How long to wait for the process of a trial whose driver was killed: Ray ends it within half a minute."""
 Train = Callable[..., object]
@@ -47,15 +51,15 @@ returns something true if the run is finished."""
 def begin(
     folder: Path, trials: Mapping[str, Configuration], command: str, add: bool = False
 ) -> tuple[dict[str, Any], str]:
-    """Creates the folder of a sweep, finds the same sweep in it, or adds to it; returns and raises as `joined` does."""
+    """Creates the folder of a sweep, finds the same sweep in it, or adds to it; see `all_trials`."""
     folder.mkdir(parents=True, exist_ok=True)
     with Run(folder).lock():
-        all_trials, commands = joined(folder, trials, command, add)
-        write_json(folder / FILE, {"command": commands, "trials": _plain(all_trials)})
-    return all_trials, commands
+        of_sweep, commands = all_trials(folder, trials, command, add)
+        write_json(folder / FILE, {"command": commands, "trials": _plain(of_sweep)})
+    return of_sweep, commands
 
 
-def joined(
+def all_trials(
     folder: Path, trials: Mapping[str, Configuration], command: str, add: bool = False
 ) -> tuple[dict[str, Any], str]:
     """The trials of a folder's sweep with these, and the command that began it. Only reads, so that it can be refused.
@@ -214,6 +218,15 @@ def bundles_of(config: Configuration, cpus: float, gpus: float, remote_actors: b
     return bundles
 
 
+def enough_for(several: Sequence[list[dict[str, float]]]) -> list[dict[str, float]]:
+    """The bundles that have, each in its place, what any of the trials with these bundles needs."""
+    found = []
+    for in_one_place in itertools.zip_longest(*several, fillvalue={}):
+        resources = dict.fromkeys(name for bundle in in_one_place for name in bundle)
+        found.append({name: max(bundle.get(name, 0.0) for bundle in in_one_place) for name in resources})
+    return found
+
+
 def _bundle(cpus: float, gpus: float) -> dict[str, float]:
     """A bundle without resources of which it has none, as Ray wants it."""
     resources = {"CPU": cpus, "GPU": gpus}
@@ -257,6 +270,7 @@ def run_trials(
     unfinished = [name for name in trials if name not in board.finished]
     processes = TrialProcesses(unfinished, bundles, _run_trial, arguments)
     deaths = Counter[str]()
+    seen_running = time.monotonic()
 
     def failure_of(name: str, error: RayError | None) -> str | None:
         """Why a trial whose process has ended is not finished."""
@@ -280,7 +294,14 @@ def run_trials(
             if stop.requested:
                 stop_file.touch()  # running trials write a checkpoint and end
                 processes.forget_waiting()
-            board.show(processes.running())
+            running = processes.running()
+            board.show(running)
+            now = time.monotonic()
+            if running:
+                seen_running = now
+            elif now - seen_running >= ROOM_SECONDS:
+                say(line.console, processes.no_room(), "yellow")
+                seen_running = now
     except ConnectionError:  # standard output was closed
         stop_file.touch()
         processes.wait_for_all(LOCK_SECONDS)  # running trials write a checkpoint and end

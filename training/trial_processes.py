@@ -3,7 +3,7 @@
 What they do, and which of them failed, is in `sweep.py`.
 """
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable
 
 import ray
@@ -92,6 +92,15 @@ class TrialProcesses:
     def wait_for_all(self, seconds: float) -> None:
         """Waits for so many seconds at most until all processes have ended."""
         ray.wait(list(self.tasks), num_returns=len(self.tasks), timeout=seconds)
+
+    def no_room(self) -> str:
+        """What a trial needs, and what the cluster has free, for people who wait."""
+        free = ray.available_resources()
+        names = dict.fromkeys(name for bundle in self.bundles for name in bundle)
+        has = ", ".join(f"{free.get(name, 0.0):g} {name}" for name in names)
+        each = [" and ".join(f"{number:g} {name}" for name, number in bundle.items()) for bundle in self.bundles]
+        needs = ", ".join(f"{count} x {words}" if count > 1 else words for words, count in Counter(each).items())
+        return f"no room for a run yet: it needs {needs}, and the cluster has free {has}"
 
     def running(self) -> set[str]:
         """The trials for which the cluster has made room: their processes run, or are about to."""

@@ -177,6 +177,40 @@ def test_trials_start_in_their_order(tmp_path: Path) -> None:
     assert all(abs(number - place) <= 1 for place, number in enumerate(started))
 
 
+NO_ROOM = """
+import sys
+from pathlib import Path
+
+import ray
+from rich.console import Console
+
+from tests.commands.test_trials import grid
+from training import sweep
+from training.console import LiveLine
+from training.signals import stop_on_signals
+
+folder = Path(sys.argv[1])
+trials = grid(cores=("lru", "gru"))
+sweep.begin(folder, trials, "command")
+sweep.ROOM_SECONDS = 0.0
+ray.init(num_cpus=1, include_dashboard=False, log_to_driver=False)
+with stop_on_signals() as stop, LiveLine(Console(width=200), "comparing", "the first run") as line:
+    sweep.run_trials(folder, trials, print, [{"CPU": 2.0, "custom": 1.0}, {"CPU": 1.0}, {"CPU": 1.0}], line, stop)
+"""
+"""A sweep on a cluster that has no room for its trials."""
+
+
+def test_a_sweep_without_room_says_so_until_it_is_stopped(tmp_path: Path) -> None:
+    screen = tmp_path / "screen"
+    with screen.open("w") as output:
+        words = [sys.executable, "-c", NO_ROOM, tmp_path / "sweep"]
+        process = subprocess.Popen(words, env=ENVIRONMENT, stdout=output, stderr=subprocess.STDOUT)
+    needs = "it needs 2 CPU and 1 custom, 2 x 1 CPU, and the cluster has free 1 CPU, 0 custom"
+    wait_until(lambda: screen.read_text().count(f"no room for a run yet: {needs}") >= 2, process)
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(PATIENCE) == 0
+
+
 def test_environments_of_trials_that_hang_are_interrupted(tmp_path: Path) -> None:
     folder = tmp_path / "sweep"
     faulty = "gym:tests.envs.faulty:Faulty-v0,fault=sleep,at=80"

@@ -4,6 +4,7 @@ import dataclasses
 import json
 import math
 import re
+import shlex
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,6 +17,7 @@ from commands import compare
 from commands.compare import _films, _plan
 from commands.options import CompareOptions
 from commands.parsing import parse_command, parse_train
+from commands.shared_options import words_of
 from sequences.kinds import CONFIGS, PRESETS
 from storage.errors import UserError
 from storage.run import Run
@@ -23,7 +25,7 @@ from tests.commands.cli import Commands, write_corpus
 from training.config import RunConfig, core_name
 from training.grid import label, make_trials
 from training.presets import make_preset
-from training.sweep import FILE, begin, read, twins
+from training.sweep import FILE, begin, enough_for, read, twins
 from training.sweep_progress import Estimate
 
 RECALL = "diagnostic:recall,delay=3"
@@ -150,6 +152,69 @@ def test_what_is_refused_leaves_no_trace(tmp_path: Path, monkeypatch: pytest.Mon
                 compare._begin(asked, [], "second", Console(width=80))
     assert not new.exists()
     assert (old / FILE).read_text() == before
+
+
+def test_a_trial_asks_for_what_any_of_them_needs() -> None:
+    one, two = {"CPU": 1.0}, {"CPU": 2.0, "GPU": 0.5}
+    assert enough_for([[two]]) == [two]
+    assert enough_for([[one, one, one], [two]]) == [two, one, one]
+    assert enough_for([[one, two], [two, one]]) == [two, two]
+
+    trials = grid(cores=("gru",), vary=[("actors.cpus", ("1", "4")), ("actors.num_actors", ("1", "2"))])
+    options = CompareOptions(remote_actors=True, gpus_per_trial=0.25, ray_address="10.0.0.1:6379")
+    assert compare._bundles(trials, options) == [{"CPU": 1.0, "GPU": 0.25}, {"CPU": 4.0}, {"CPU": 4.0}]
+
+
+@pytest.mark.parametrize(
+    ("options", "refused"),
+    [
+        ({"cpus_per_trial": 3.0}, "cpus-per-trial: expected at most the 2 CPUs of this machine, .* got 3$"),
+        ({"gpus_per_trial": 1.5}, "gpus-per-trial: expected at most the 1 GPUs of this machine, .* got 1.5$"),
+        ({"remote_actors": True}, "cpus-per-trial: expected .*, got 1 and those of 8 actors, 9 in all$"),
+    ],
+)
+def test_what_a_machine_lacks_is_refused(options: Any, refused: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A trial would wait for it for ever. A cluster may grow."""
+    monkeypatch.setattr(compare, "_resources", lambda: {"CPU": 2, "GPU": 1})
+    trials = grid(cores=("gru", "lru"), options=["--actors.num-actors=8"])
+    with pytest.raises(UserError, match=refused):
+        compare._bundles(trials, CompareOptions(**options))
+    assert compare._bundles(trials, CompareOptions(**options, ray_address="10.0.0.1:6379"))
+
+
+@pytest.mark.parametrize(
+    ("bundles", "at_once"),
+    [
+        ([{"CPU": 1.0}], 8),
+        ([{"CPU": 3.0}], 2),
+        ([{"CPU": 1.0, "GPU": 1.0}], 1),
+        ([{"CPU": 1.0, "GPU": 0.25}], 4),
+        ([{"CPU": 1.0}, {"CPU": 2.0}, {"CPU": 1.0}], 2),
+        ([{"CPU": 100.0}], 1),  # on a cluster
+    ],
+)
+def test_the_cost_is_of_as_many_at_a_time_as_fit(bundles: Any, at_once: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compare, "_resources", lambda: {"CPU": 8, "GPU": 1})
+    assert compare._at_once(bundles) == at_once
+
+
+def test_the_command_that_resumes_has_all_that_is_not_in_the_folder() -> None:
+    """Where it runs, and how; what is as usual is left out."""
+    words = ["--cores", "gru", "--cpus-per-trial", "2", "--gpus-per-trial", "0.25", "--remote-actors"]
+    words += ["--ray-address", "10.0.0.1:6379", "--threshold", "0.5", "--beside", "a b.json", "c.json"]
+    options, _, _ = parse_command("compare", words)
+    said = words_of(options, *compare.AT_RESUME)
+    assert shlex.split(said) == [
+        "--ray-address", "10.0.0.1:6379", "--remote-actors", "--cpus-per-trial", "2", "--gpus-per-trial", "0.25",
+        "--threshold", "0.5", "--beside", "a b.json", "c.json",
+    ]  # fmt: skip
+    again, _, _ = parse_command("compare", ["--resume", "folder", *shlex.split(said)])
+    assert all(getattr(again, name) == getattr(options, name) for name in compare.AT_RESUME)
+    assert words_of(CompareOptions(), *compare.AT_RESUME) == ""
+
+    launch = parse_train("launch", ["--threads=8", "--local", "--seed=3"])
+    assert launch.again("a run").endswith(" launch --resume 'a run' --local --threads 8")
+    assert parse_train("launch", []).again("run").endswith(" launch --resume run")
 
 
 def test_labels_name_what_differs_within_a_core_and_between_all() -> None:

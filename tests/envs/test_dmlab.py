@@ -308,8 +308,8 @@ def test_words_are_hashed_alike_everywhere() -> None:
 
 def test_who_follows_the_explanation_has_the_ids_of_an_instruction() -> None:
     said = explain_ids(VOCABULARY, 16)
-    for words in ("16 ids, one a word", "what white space divides, as they are written", "crc32(its UTF-8) modulo 1000"):
-        assert words in said
+    for part in ("16 ids, one a word", "what white space divides, as they are written", "crc32(its UTF-8) modulo 1000"):
+        assert part in said
     ids = [1 + zlib.crc32(word.encode()) % 1000 for word in Lab.instruction.split()]
     env = double("language_select_located_object", instruction=True)
     observation: Any = env.reset(seed=0)[0]

@@ -276,8 +276,8 @@ def test_different_words_have_different_numbers() -> None:
 
 def test_who_follows_the_explanation_has_the_ids_that_agents_are_given() -> None:
     said = explain_ids(PAIR_VOCABULARY, 40)
-    for words in ("40 ids, two a word", "crc32(the word's UTF-8) modulo 1048576", "1 + h // 1024 and 1 + h modulo 1024"):
-        assert words in said
+    for part in ("40 ids, two a word", "(the word's UTF-8) modulo 1048576", "1 + h // 1024 and 1 + h modulo 1024"):
+        assert part in said
     pattern = re.search(r"regular expression (\S+)\)", said)
     assert pattern is not None
 
