@@ -15,7 +15,7 @@ from actors.evaluation import CHOICES, check_length
 from actors.interface import action_names
 from actors.recording import RENDERED_STEPS, Attention, Compressed, Recording, Situation
 from agent import AgentOutput, EnvOutput
-from agent.core import CompressiveTransformer, State, Transformer, leaves, map_state
+from agent.core import CompressiveTransformer, State, Transformer, leaves, map_state, state_to
 from agent.core.config import LayerSizes
 from agent.policies import PolicySummary
 from agent.trajectory import Observation, image_of, sensed_of
@@ -221,7 +221,11 @@ class _Recorder:
         """What memory caused of the first row's action; None if that was not asked for."""
         if not self.with_effects:
             return None
-        return effects(self.actor.agent, before, core_input, action, slots)
+        agent = self.actor.agent
+        if not self.steps:
+            # The core forgets the episode before, which `effects` knows nothing of.
+            before = state_to(agent.initial_state(1), self.actor.device)
+        return effects(agent, before, core_input, action, slots)
 
     def _counts(self) -> list[float]:
         """The counters of right and wrong choices in the episode so far; 0 if the environment has none."""

@@ -26,14 +26,14 @@ ROUTING = RoutingTransformerConfig(8, 2, 2, 8, **SIZES, window=2, clusters=2, gr
 
 
 def recorded(core: CoreConfig, with_effects: bool = True) -> Recording:
-    """An episode of a new agent."""
+    """An episode of a new agent, which is not its first one: its memory is full when it begins."""
     torch.manual_seed(0)
     envs = make_vector(ENV, 2)
     shape = envs.single_observation_space.shape
     config = AgentConfig(torso="small", torso_size=8, core=core, skip=True)
     agent = Agent(config, shape, int(envs.single_action_space.n))
     agent.policy.weight.data.mul_(300)  # it begins nearly uniform
-    (recording,) = record_episodes(Actor(envs, agent, actor_id=0, seed=3), 1, with_effects=with_effects)
+    _, recording = record_episodes(Actor(envs, agent, actor_id=0, seed=3), 2, with_effects=with_effects)
     return recording
 
 
