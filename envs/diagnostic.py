@@ -1,4 +1,4 @@
-"""Diagnostic tasks: small tests of memory in numpy, whose scores are known exactly.
+"""Diagnostic tasks: small tests of memory in numpy, whose scores follow from their rules.
 
 `Recall` and `TMaze` each ask for one thing that was observed some steps before. Observations are small vectors. Tasks
 from the literature are in `retention` and `rewriting`.
@@ -17,9 +17,9 @@ class DiagnosticEnv(BatchedEnv):
     """N environments of a task, which names its `variables` and defines `begin`, `act`, `observe`, `oracle_actions`.
 
     Variables are attributes, arrays int64 that are changed in place: [N], and [N, ...] for those in `shapes`, which may
-    depend on the fields. `scores` gives exact mean scores by its fields: of "oracle", of "random" actions, and of the
-    best agent that is "memoryless", as far as they are known. People read names of actions and of elements of
-    observations, which a task may have.
+    depend on the fields. `scores` gives mean scores by its fields: of "oracle", of "random" actions, and of the best
+    agent that is "memoryless", as far as they are known; they are exact where no comment says otherwise. People read
+    names of actions and of elements of observations, which a task may have.
     """
 
     variables: ClassVar[tuple[str, ...]]

@@ -299,23 +299,33 @@ def draw_cells(cells: NDArray[np.uint8], tile: int) -> NDArray[np.uint8]:
     """The pixels [tile H, tile W, 3] of MiniGrid's RGBImgPartialObsWrapper from its symbols [W, H, 3].
 
     That wrapper computes the view a second time and joins its tiles one by one, which takes twice as long as the rest
-    of a step.
+    of a step. Of the whole grid, which FullyObsWrapper shows, all cells are drawn as seen.
     """
+    from minigrid.core.constants import OBJECT_TO_IDX
+
     width, height = cells.shape[:2]
-    agent = (width // 2, height - 1)
+    # In its own view the agent has no symbol: it is at the bottom, and looks up.
+    place = (width // 2, height - 1)
+    looks = 3
+    has_symbol = cells[..., 0] == OBJECT_TO_IDX["agent"]
+    if has_symbol.any():
+        x, y = np.argwhere(has_symbol)[0].tolist()
+        place = (x, y)
+        looks = int(cells[x, y, 2])
     tiles = []
     for y in range(height):
         for x in range(width):
             kind, color, state = cells[x, y].tolist()
-            tiles.append(_tile(kind, color, state, here=(x, y) == agent, size=tile))
+            direction = looks if (x, y) == place else None
+            tiles.append(_tile(kind, color, state, direction, tile))
     # From [H W, tile, tile, 3]: the rows of pixels of a row of tiles are joined.
     by_place = np.stack(tiles).reshape(height, width, tile, tile, 3)
     return by_place.swapaxes(1, 2).reshape(height * tile, width * tile, 3)
 
 
 @functools.cache
-def _tile(kind: int, color: int, state: int, *, here: bool, size: int) -> NDArray[np.uint8]:
-    """A cell as MiniGrid draws it: lighter if it is seen, and with the agent on it if it is here."""
+def _tile(kind: int, color: int, state: int, direction: int | None, size: int) -> NDArray[np.uint8]:
+    """A cell as MiniGrid draws it: lighter if it is seen, and with the agent on it where that looks in a direction."""
     from minigrid.core.constants import IDX_TO_COLOR, OBJECT_TO_IDX
     from minigrid.core.grid import Grid
     from minigrid.core.world_object import WorldObj
@@ -323,14 +333,16 @@ def _tile(kind: int, color: int, state: int, *, here: bool, size: int) -> NDArra
     item = WorldObj.decode(kind, color, state)
     if item is not None:
         item.color = IDX_TO_COLOR[color]  # a goal's is not decoded
-    direction = 3 if here else None  # the agent looks up
     is_seen = kind != OBJECT_TO_IDX["unseen"]
     drawn = Grid.render_tile(item, direction, is_seen, size)
     return drawn.astype(np.uint8)  # as Grid.render does
 
 
 def one_hot_cells(cells: NDArray[np.uint8]) -> NDArray[np.float32]:
-    """MiniGrid's symbols [..., W, H, 3], (kind, colour, state), as float32 vectors with `MINIGRID_BITS` bits a cell."""
+    """MiniGrid's symbols [..., W, H, 3], (kind, colour, state), as float32 vectors with `MINIGRID_BITS` bits a cell.
+
+    Where the agent itself is shown, its state is where it looks: of four directions, the last one has no bit.
+    """
     one_hots = [cells[..., index, None] == np.arange(size) for index, size in enumerate(MINIGRID_BITS)]
     bits = np.concatenate(one_hots, axis=-1)  # [..., W, H, bits]
     return bits.reshape(*cells.shape[:-3], -1).astype(np.float32)

@@ -9,6 +9,7 @@ Of the infos only the counters that `metadata["episode_metrics"]` names are read
 environments may return there what they like.
 """
 
+import math
 import multiprocessing
 import os
 import random
@@ -86,11 +87,20 @@ def fitting_processes(make: MakeEnv, num_envs: int, actors: int = 1) -> int:
     return processes
 
 
+most_cores: float = math.inf
+"""See `limit_cores`."""
+
+
+def limit_cores(number: int) -> None:
+    """Lets the environments of this program use at most so many cores; others belong to programs beside it."""
+    global most_cores
+    most_cores = number
+
+
 def cores() -> int:
-    """How many cores this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+    """How many cores the environments of this process may use."""
+    there = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return int(min(there, most_cores))
 
 
 def step_seconds(make: MakeEnv) -> float:

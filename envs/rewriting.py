@@ -239,8 +239,9 @@ class ColorCubes(DiagnosticEnv):
 
     @staticmethod
     def scores(size: int = 5, targets: int = 5, area: int | None = None, **_: Any) -> dict[str, float]:
-        # The cell of the first take of random actions is the target's with a probability of one in all cells. That a
-        # second take is right as well adds less than such a part of it.
+        # The cell of the first take of random actions is the target's with a probability of one in all cells. Later
+        # takes that are right as well are left out: on the grid of 5 x 5, 0.0079 are measured for 0.008, but on one of
+        # 2 x 2, 0.058 for 0.05.
         num_cells = (area or size) ** 2
         return {"oracle": 1.0, "random": 1.0 / (num_cells * targets)}
 

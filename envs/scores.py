@@ -1,7 +1,7 @@
 """Reference scores: of people and random actions on DMLab-30, of an oracle and random actions where measured.
 
 Those of DMLab-30 are in `dmlab30.py`; those of the re-created level come from `python -m benchmarks.environment
---episodes 16384`; those of diagnostic tasks are exact.
+--episodes 16384`; those of diagnostic tasks follow from their rules.
 """
 
 from collections.abc import Mapping

@@ -7,6 +7,7 @@ brackets or quotes belong to a value: "gym:my_module:Maze-v0,size=(3,4),name='a,
 import ast
 import re
 import shlex
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
 
@@ -182,9 +183,7 @@ def require_consent(spec: str, *allowed: str | None) -> None:
     for text in allowed:
         if not text:
             continue
-        # URLs and cores may be allowed as well, but not here.
-        envs = [part for part in split_at_commas(text) if "://" not in part and not part.startswith("core:")]
-        permitted = ",".join(envs)
+        permitted = ",".join(_environments(split_at_commas(text)))
         if permitted:
             names.update(_without_fields(task) for task in tasks(permitted))
     for name, task in foreign.items():
@@ -193,6 +192,24 @@ def require_consent(spec: str, *allowed: str | None) -> None:
                 f"the run's environment {task!r} can run any code: if you trust it, permit it with --allow "
                 f"{shlex.quote(','.join(foreign))}"
             )
+
+
+def _environments(parts: Sequence[str]) -> list[str]:
+    """The parts of what is allowed that are of environments: URLs and cores may be allowed as well, but not here.
+
+    A URL may have commas in it, and an environment may have fields: parts belong to what began before them.
+    """
+    found = []
+    of_environment = True
+    for part in parts:
+        kind, colon, _ = part.partition(":")
+        if "://" in part or part.startswith("core:"):
+            of_environment = False
+        elif colon and kind in KINDS:
+            of_environment = True
+        if of_environment:
+            found.append(part)
+    return found
 
 
 def held_out(spec: str) -> str:

@@ -66,12 +66,16 @@ def vtrace(
             advantages use vs_{t+1} without another lambda, in contrast to rlax: they look two steps ahead for 0.
 
     Raises:
-        ValueError: names the argument, the expected and the actual value or shape.
+        ValueError: names the argument, the expected and the actual value, shape or dtype.
     """
     _check(log_rhos, discounts, rewards, values, bootstrap_value, mask)
-    rho_bar = _bar(clip_rho_threshold)
-    c_bar = _bar(clip_c_threshold)
-    pg_rho_bar = _bar(clip_pg_rho_threshold)
+    rho_bar = _bar("clip_rho_threshold", clip_rho_threshold)
+    c_bar = _bar("clip_c_threshold", clip_c_threshold)
+    pg_rho_bar = _bar("clip_pg_rho_threshold", clip_pg_rho_threshold)
+    if c_bar > rho_bar:
+        raise ValueError(f"clip_c_threshold: expected at most clip_rho_threshold, {rho_bar}, got {c_bar}")
+    if not 0 <= lambda_ <= 1:
+        raise ValueError(f"lambda_: expected 0 to 1, got {lambda_}")
     with torch.no_grad():
         rhos = log_rhos.exp()
         next_values = torch.cat([values[:, 1:], bootstrap_value.unsqueeze(1)], dim=1)
@@ -104,17 +108,19 @@ def vtrace(
         )
 
 
-def _bar(threshold: float | None) -> float:
+def _bar(name: str, threshold: float | None) -> float:
     """A threshold as a number; None does not clip."""
     if threshold is None:
         return math.inf
+    if not threshold > 0:
+        raise ValueError(f"{name}: expected a number above 0, or None, got {threshold}")
     return threshold
 
 
 def _check(
     log_rhos: Tensor, discounts: Tensor, rewards: Tensor, values: Tensor, bootstrap_value: Tensor, mask: Tensor
 ) -> None:
-    """Raises the errors of `vtrace`."""
+    """Raises the errors of `vtrace` about tensors."""
     if log_rhos.ndim != 2 or log_rhos.shape[1] == 0:
         raise ValueError(f"log_rhos: expected [B, T] with T >= 1, got {list(log_rhos.shape)}")
     others = {"discounts": discounts, "rewards": rewards, "values": values, "mask": mask}

@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 
+from envs.processes import limit_cores
 from storage.errors import UserError
 from storage.files import Json, abbreviate, read_json, read_regular, replacing, require_schema, write_json
 from storage.metrics import write_hparams
@@ -320,6 +321,7 @@ def _run_trial(folder: Path, name: str, config: Configuration, train: Train, thr
     # What is there at the end is of this attempt.
     run.error_file.unlink(missing_ok=True)
     torch.set_num_threads(threads)
+    limit_cores(threads)  # other trials use the others
     try:
         is_finished = train(config, run, stop=stop.exists, show=lambda progress: None, patience=LOCK_SECONDS)
         if is_finished:

@@ -205,6 +205,23 @@ def test_specs_that_can_choose_code(spec: str, chooses: bool) -> None:
     require_consent(spec, ",".join(["rooms:small", *names]))
 
 
+@pytest.mark.parametrize(
+    ("allowed", "is_allowed"),
+    [
+        ("s3://bucket/a,b", False),  # a URL with a comma
+        ("s3://bucket/a,b,gym:module:Id-v0,size=5", True),
+        ("gym:module:Id-v0,s3://bucket/a,b,core:module:Core", True),
+        ("core:module:Core,gym:module:Id-v0", True),
+        ("core:gym:module:Id-v0", False),
+        ("s3://bucket/gym:module:Id-v0", False),
+    ],
+)
+def test_environments_are_allowed_beside_urls_and_cores(allowed: str, is_allowed: bool) -> None:
+    require_consent("rooms:small", allowed)
+    with nullcontext() if is_allowed else pytest.raises(ValueError, match="--allow gym:module:Id-v0"):
+        require_consent("gym:module:Id-v0", allowed)
+
+
 OPTIONAL = ("tensorflow", "pynvml", "isal", "zstandard", "scipy")
 """Packages that libraries import if they find them."""
 OWN = """

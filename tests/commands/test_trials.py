@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import math
+import os
 import re
 import shlex
 from pathlib import Path
@@ -10,6 +11,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 from rich.console import Console
 
 from agent.core.matching import bytes_of_state
@@ -18,10 +20,12 @@ from commands.compare import _films, _plan
 from commands.options import CompareOptions
 from commands.parsing import parse_command, parse_train
 from commands.shared_options import words_of
+from envs import processes
 from sequences.kinds import CONFIGS, PRESETS
 from storage.errors import UserError
 from storage.run import Run
 from tests.commands.cli import Commands, write_corpus
+from training import sweep
 from training.config import RunConfig, core_name
 from training.grid import label, make_trials
 from training.presets import make_preset
@@ -196,6 +200,27 @@ def test_what_a_machine_lacks_is_refused(options: Any, refused: str, monkeypatch
 def test_the_cost_is_of_as_many_at_a_time_as_fit(bundles: Any, at_once: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compare, "_resources", lambda: {"CPU": 8, "GPU": 1})
     assert compare._at_once(bundles) == at_once
+
+
+def test_a_trial_computes_on_its_own_cores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Others belong to other trials: threads of torch, and processes of slow environments."""
+    monkeypatch.setattr(processes, "most_cores", math.inf)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(16)))
+    assert processes.cores() == 16
+    trials = grid(cores=("lru", "gru"))
+    begin(tmp_path, trials, "command")
+    found = []
+
+    def train(config: Any, run: Run, **_: Any) -> bool:
+        found.append((processes.cores(), torch.get_num_threads()))
+        return False
+
+    before = torch.get_num_threads()
+    try:
+        sweep._run_trial(tmp_path, "lru-seed-0", trials["lru-seed-0"], train, 3, {})
+    finally:
+        torch.set_num_threads(before)
+    assert found == [(3, 3)]
 
 
 def test_the_command_that_resumes_has_all_that_is_not_in_the_folder() -> None:

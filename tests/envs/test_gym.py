@@ -12,7 +12,7 @@ import pytest
 from gymnasium import spaces
 
 import envs
-from envs.gym import PACKAGES, make_env, one_hot_cells
+from envs.gym import PACKAGES, draw_cells, make_env, one_hot_cells
 from envs.observations import MOST_WORDS
 from envs.words import PAIR_VOCABULARY, hash_pairs, split_words
 
@@ -79,6 +79,33 @@ def test_minigrid_pixels_are_those_of_its_own_wrapper(name: str, size: int, tile
             assert (ours.reset()[0] == reference.reset()[0]).all()
     if "Door" in name:
         assert carried > 100
+
+
+@minigrid
+def test_the_agent_is_drawn_where_it_is_in_the_whole_grid() -> None:
+    """As MiniGrid itself draws the grid; there all cells are seen."""
+    from minigrid.wrappers import FullyObsWrapper
+
+    env = FullyObsWrapper(gymnasium.make("MiniGrid-DoorKey-6x6-v0"))
+    env.reset(seed=1)
+    places = set()
+    directions = set()
+    for action in np.random.default_rng(0).integers(0, 6, 300):
+        seen, _, terminated, truncated, _ = env.step(action)
+        grid: Any = env.unwrapped
+        everything = np.ones((6, 6), bool)
+        expected = grid.grid.render(8, grid.agent_pos, grid.agent_dir, highlight_mask=everything)
+        drawn = draw_cells(seen["image"], 8)
+        if grid.grid.get(*grid.agent_pos) is not None:  # in a door, which the agent's symbol replaces
+            x, y = 8 * np.array(grid.agent_pos)
+            drawn[y : y + 8, x : x + 8] = expected[y : y + 8, x : x + 8]
+        assert (drawn == expected).all()
+        places.add(tuple(map(int, grid.agent_pos)))
+        directions.add(int(grid.agent_dir))
+        if terminated or truncated:
+            env.reset()
+    assert len(places) > 3
+    assert directions == {0, 1, 2, 3}
 
 
 @minigrid

@@ -189,6 +189,12 @@ def test_masked_steps_are_never_used(seed: int, steps: int, junk: Any) -> None:
         ("rewards", torch.zeros(2, 5), r"expected \[1, 5\] as log_rhos, got \[2, 5\]"),
         ("mask", torch.ones(1, 5), r"expected torch.bool, got torch.float32"),
         ("bootstrap_value", torch.zeros(1, 1), r"expected \[1\], got \[1, 1\]"),
+        ("clip_rho_threshold", 0.0, "expected a number above 0, or None, got 0.0"),
+        ("clip_c_threshold", math.nan, "expected a number above 0, or None, got nan"),
+        ("clip_c_threshold", 1.5, "expected at most clip_rho_threshold, 1.0, got 1.5"),
+        ("clip_c_threshold", None, "expected at most clip_rho_threshold, 1.0, got inf"),
+        ("clip_pg_rho_threshold", -1.0, "expected a number above 0, or None, got -1.0"),
+        ("lambda_", 1.01, "expected 0 to 1, got 1.01"),
     ],
 )
 def test_errors_name_the_argument(name: str, value: Any, message: str) -> None:
