@@ -19,8 +19,9 @@ import pytest
 import yaml
 
 from storage.run import Run
-from tests.commands.cli import SMALL, saved_steps, wait_until
+from tests.commands.cli import SMALL, saved_steps
 from tests.machines import CAN_BE_MADE, NEEDED, machines
+from tests.waiting import wait_until
 
 ROOT = Path(__file__).parent.parent
 SERVICES = yaml.safe_load((ROOT / "docker" / "compose.yaml").read_text())["services"]

@@ -24,9 +24,10 @@ from storage import checkpoints
 from storage.metrics import last_metrics
 from tests.actors import counting
 from tests.actors.counting import make_counting_actor
-from tests.commands.cli import ENVIRONMENT, PATIENCE, TINY, refusal, saved_steps, start, wait_until
+from tests.commands.cli import ENVIRONMENT, TINY, refusal, saved_steps, start
 from tests.learner import test_group, test_learner_group
 from tests.learner.test_group import CPU, assert_close, make_agent, make_batches
+from tests.waiting import PATIENCE, wait_until
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
 ENVS = 3

@@ -14,8 +14,9 @@ from typing import Any
 import pytest
 
 from storage.run import Run
-from tests.commands.cli import ENVIRONMENT, PATIENCE, SMALL, marked, saved_steps, wait_until
+from tests.commands.cli import ENVIRONMENT, SMALL, marked, saved_steps
 from tests.machines import CAN_BE_MADE, NEEDED, machine_of, machines
+from tests.waiting import PATIENCE, wait_until
 
 ROOT = Path(__file__).parent.parent
 SCRIPT = ROOT / "docker" / "slurm.sbatch"

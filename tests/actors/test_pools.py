@@ -28,8 +28,8 @@ from envs import EnvironmentFailed, guard, make_vector
 from envs.processes import batch
 from tests.actors import counting
 from tests.actors.counting import Counting, CountingAgent, DeviceCounting, make_counting_actor
-from tests.commands.cli import PATIENCE, wait_until
 from tests.envs import faulty
+from tests.waiting import PATIENCE, wait_until
 
 ENVS = 3
 """Environments of an actor."""

@@ -1,6 +1,7 @@
 """Every core in several small configs, for the tests of the contract. A new core adds its own to `CONFIGS`."""
 
 import functools
+from collections.abc import Iterable
 from typing import Any
 
 import pytest
@@ -85,4 +86,26 @@ WITH_SEGMENTS = {name: config for name, config in CASES.items() if hasattr(confi
 FORGETFUL = [CASES["memoryless/two-blocks"]]
 """Cores whose features do not depend on earlier steps."""
 
-every_core = pytest.mark.parametrize("config", CASES.values(), ids=CASES)
+FURTHER = {
+    "compressive/pre-time-max-short-memory", "compressive/post-gru-no-memory", "compressive/post-time-one-step",
+    "compressive/no-loss", "compressive/dilated", "compressive/autoencoding", "compressive/bptt",
+    "compressive/most-used-bptt", "compressive/pre-memory-in-one-layer", "compressive/by-layer-most-used",
+    "transformer-xl/pre-gru-short-memory", "transformer-xl/no-memory", "gated-transformer-xl/post",
+    "routing/pre-gru-short-memory", "routing/pre-one-step", "routing/no-memory",
+    "lstm/one-layer", "gru/one-layer", "mingru/one-layer", "lru/one-layer", "ffm/one-layer", "deltanet/one-head",
+    "wavenet/two-stacks",
+}  # fmt: skip
+"""Configs whose parts are in others as well: they are among the slow tests. New ones are among the others."""
+assert CASES.keys() >= FURTHER
+
+
+def cases(chosen: Iterable[str] = CASES) -> list[Any]:
+    """Parameters of a test: the configs with these names, `FURTHER` ones marked as slow."""
+    found = []
+    for name in chosen:
+        marks = [pytest.mark.slow] if name in FURTHER else []
+        found.append(pytest.param(CASES[name], id=name, marks=marks))
+    return found
+
+
+every_core = pytest.mark.parametrize("config", cases())

@@ -11,7 +11,7 @@ from benchmarks import peers
 from benchmarks.common import marked
 from benchmarks.text import TABLE_5, Options, compressors, variants
 from sequences.text.corpora import load
-from tests.commands.cli import wait_until
+from tests.waiting import wait_until
 
 HALF = """#!/bin/sh
 trap '' TERM

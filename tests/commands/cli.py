@@ -5,7 +5,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -56,8 +55,6 @@ TINY_SEQUENCE = {"speech": TINY_SPEECH, "images": TINY_IMAGES}
 """Options of runs of six steps that keep all their checkpoints. Their `--corpus.path` is missing."""
 ENVIRONMENT = {**os.environ, "RAY_AUTH_MODE": "disabled", "OMP_NUM_THREADS": "1", "COLUMNS": "200"}
 """Variables of every command that runs in another process."""
-PATIENCE = 300.0
-"""Seconds to wait for what takes five on an idle machine."""
 RUN_SECONDS = 200
 """A command that runs in another process for longer than this hangs."""
 ROOT = Path(__file__).parents[2]
@@ -126,17 +123,6 @@ def start(
     return subprocess.Popen(
         command(*arguments), stdout=output, stderr=subprocess.STDOUT, text=True, preexec_fn=prepare, **options
     )
-
-
-def wait_until(
-    condition: Callable[[], object], process: subprocess.Popen[str] | None = None, patience: float = PATIENCE
-) -> None:
-    """Waits for a condition; fails if the process ends first."""
-    deadline = time.monotonic() + patience
-    while not condition():
-        assert process is None or process.poll() is None, f"the process ended with status {process.returncode}"
-        assert time.monotonic() < deadline, f"waited {patience} s"
-        time.sleep(0.05)
 
 
 def marked(mark: str, title: str = "") -> set[int]:

@@ -14,8 +14,9 @@ from storage import checkpoints
 from storage import stores as storage
 from storage.files import redact, require_no_secret
 from storage.run import Run
-from tests.commands.cli import TINY, Commands, frames, saved_steps, start, state, wait_until
+from tests.commands.cli import TINY, Commands, frames, saved_steps, start, state
 from tests.unreliable import Unreliable
+from tests.waiting import wait_until
 from training.plain import read_config
 from training.sweep import begin
 

@@ -16,7 +16,8 @@ from typing import NamedTuple
 import pytest
 
 from storage.metrics import last_metrics, read_metrics
-from tests.commands.cli import ENVIRONMENT, PATIENCE, TINY, run, saved_steps, wait_until
+from tests.commands.cli import ENVIRONMENT, TINY, run, saved_steps
+from tests.waiting import PATIENCE, wait_until
 from training.cluster import gauge_name
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]

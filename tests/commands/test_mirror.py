@@ -17,7 +17,8 @@ from wandb.proto import wandb_internal_pb2
 from commands import mirror as command
 from storage.metrics import FILE, read_metrics
 from storage.run import Run
-from tests.commands.cli import Commands, wait_until
+from tests.commands.cli import Commands
+from tests.waiting import wait_until
 from training.plain import by_full_name
 
 SMALL = Path(__file__).parent.parent.parent / "pretrained" / "small"

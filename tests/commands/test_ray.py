@@ -12,7 +12,8 @@ import pytest
 
 from commands import main
 from storage.metrics import last_metrics, read_metrics
-from tests.commands.cli import ENVIRONMENT, PATIENCE, TINY, marked, saved_steps, start, wait_until
+from tests.commands.cli import ENVIRONMENT, TINY, marked, saved_steps, start
+from tests.waiting import PATIENCE, wait_until
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
 

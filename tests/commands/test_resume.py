@@ -35,9 +35,9 @@ from tests.commands.cli import (
     saved_steps,
     start,
     state,
-    wait_until,
     write_corpus,
 )
+from tests.waiting import wait_until
 from training.progress import Clock
 
 LAUNCH = ["launch", "--local", *TINY]

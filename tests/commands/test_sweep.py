@@ -15,8 +15,9 @@ from pathlib import Path
 import pytest
 from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
 
-from tests.commands.cli import ENVIRONMENT, PATIENCE, Commands, marked, run, saved_steps, start, wait_until
+from tests.commands.cli import ENVIRONMENT, Commands, marked, run, saved_steps, start
 from tests.commands.test_compare import table
+from tests.waiting import PATIENCE, wait_until
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow]
 RECALL = "--env=diagnostic:recall,delay=3"

@@ -22,17 +22,16 @@ from storage.metrics import last_metrics, read_metrics
 from tests.commands.cli import (
     COMPRESSIVE_TEXT,
     ENVIRONMENT,
-    PATIENCE,
     TINY_TEXT,
     Commands,
     marked,
     saved_steps,
     start,
-    wait_until,
     write_corpus,
 )
 from tests.commands.test_errors import GONE, edit
 from tests.learner.runs import forge
+from tests.waiting import PATIENCE, wait_until
 
 
 @pytest.fixture(scope="module")

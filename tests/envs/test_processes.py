@@ -22,7 +22,7 @@ import envs
 from envs import EnvironmentFailed, guard
 from envs.guard import ForeignError, ProcessDied
 from envs.processes import ProcessVectorEnv, SerialVectorEnv, batch, fitting_batch, fitting_processes, step_seconds
-from tests.commands.cli import wait_until
+from tests.waiting import wait_until
 
 
 class Tally(gymnasium.Env):

@@ -15,6 +15,7 @@ from learner.errors import NotFinite
 from learner.learner import WARM_UP, Learner
 from learner.replay import mark
 from tests.agent import agents
+from tests.agent.cores import cases
 from tests.capture import EmulatedGraph
 from tests.learner.test_unread_updates import CASES, assert_same
 
@@ -71,7 +72,7 @@ def batches(number: int, **options: Any) -> list[Trajectory]:
     return [agents.make_trajectory(2, 12, seed=seed, **options) for seed in range(number)]
 
 
-@pytest.mark.parametrize("config", CASES.values(), ids=CASES)
+@pytest.mark.parametrize("config", cases(CASES))
 def test_a_replay_does_what_the_operations_do(config: Any) -> None:
     """Weights, statistics and metrics, bit by bit; read or not."""
     recorded, plain = both(core=config)

@@ -22,8 +22,8 @@ from storage import checkpoints
 from storage.metrics import read_metrics
 from storage.run import Run
 from tests.agent import agents
-from tests.commands.cli import PATIENCE, wait_until
 from tests.training.test_trainer import CONFIG, timeless
+from tests.waiting import PATIENCE, wait_until
 from training.background import Background, wait_for
 from training.feeds import Batch
 from training.trainer import Trainer
