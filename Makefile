@@ -50,7 +50,9 @@ compare: venv  ## compare compression rates on a task of memory: 20 runs, an hou
 text: venv  ## compare language models with xz and bz2 on two CPU cores, under 20 minutes
 	$(BIN)/python -m benchmarks.text $(ARGS)
 
+# The level is compiled once, before many processes want it at the same time; what is compiled is kept.
 test: venv  ## run the tests, but for the slow ones, in three processes
+	@$(BIN)/python -c 'import envs; envs.make_vector("rooms:small", 1).reset()'
 	$(BIN)/python -m pytest -m 'not slow' -n 3 --dist loadgroup $(ARGS)
 
 test-slow: venv  ## run the slow tests, mostly whole Ray clusters of which parts are killed

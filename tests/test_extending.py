@@ -59,6 +59,7 @@ def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
 COMMANDS = re.findall(r"^ {4}(\S.*)$", re.sub(r"```.*?```", "", SECTION, flags=re.DOTALL), re.MULTILINE)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command.split()[0].rpartition("/")[2])
 def test_commands_of_the_page_work(copy: Path, command: str) -> None:
     program, *words = shlex.split(command)

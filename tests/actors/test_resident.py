@@ -27,6 +27,14 @@ SIZES = {"model_size": 16, "num_layers": 2, "num_heads": 2, "mlp_size": 16, "seg
 CORES = matched_cores({**SIZES, "dropout": 0.5}, memory=8, compressed=4)
 
 
+EVERYWHERE = [
+    pytest.param(core, env, marks=[pytest.mark.slow] if env == ROOMS and core not in ("compressive", "gru") else [])
+    for core in CORES
+    for env in (ROOMS, RECALL)
+]
+"""Every core in both environments; with images, most are among the slow tests."""
+
+
 SPACES: dict[str, tuple[tuple[int, ...], int]] = {ROOMS: ((12, 16, 3), 9), RECALL: ((5,), 4)}
 """Shape of observations and number of actions."""
 
@@ -85,8 +93,7 @@ def change(agent: Agent) -> None:
             parameter.mul_(1.1)
 
 
-@pytest.mark.parametrize("env", [ROOMS, RECALL])
-@pytest.mark.parametrize("core", CORES)
+@pytest.mark.parametrize(("core", "env"), EVERYWHERE)
 def test_it_acts_as_an_actor_with_the_same_random_numbers(core: str, env: str) -> None:
     """Acting leaves out the dropout of the learner's agent, which stays in the mode of training."""
     agent = make_agent(core, env)
@@ -118,8 +125,7 @@ def test_it_acts_in_an_actors_precision(core: str) -> None:
     assert not same(logits["float32"], logits["bfloat16"])
 
 
-@pytest.mark.parametrize("env", [ROOMS, RECALL])
-@pytest.mark.parametrize("core", CORES)
+@pytest.mark.parametrize(("core", "env"), EVERYWHERE)
 def test_a_graph_of_an_unroll_does_what_its_operations_do(core: str, env: str) -> None:
     """With resets and changes of weights between unrolls. Both resume from an earlier state after the fourth."""
     agent = make_agent(core, env)

@@ -49,7 +49,7 @@ CONFIGS: dict[str, Any] = {
 }
 
 
-FEW = ("post", "routing", "lru", "deltanet", "memoryless")
+FEW = ("post", "lru", "memoryless")
 LEARNING = []
 for name, config in CONFIGS.items():
     marks = [] if name in FEW else [pytest.mark.slow]

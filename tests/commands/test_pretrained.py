@@ -12,8 +12,8 @@ from training.presets import make_preset
 
 FOLDER = Path(__file__).parents[2] / "pretrained"
 AGENTS = sorted(path.parent.name for path in FOLDER.glob("*/config.json"))
-CASES = [pytest.param(name, marks=[pytest.mark.slow] if name == "transfer" else []) for name in AGENTS]
-"""Its surfaces take 6 s to draw."""
+CASES = [pytest.param(name, marks=[] if name == "small" else [pytest.mark.slow]) for name in AGENTS]
+"""The level is drawn from 72 x 96 pixels."""
 
 
 @pytest.mark.parametrize("name", CASES)

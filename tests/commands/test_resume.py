@@ -57,11 +57,11 @@ class Kind(NamedTuple):
         return f"{self.length_option}={updates * self.units_per_update}"
 
 
-# Runs of speech and images are resumed by the code that resumes those of text.
-SLOW_KINDS = [pytest.param(name, marks=pytest.mark.slow) for name in ("speech", "images")]
+# The same code resumes all kinds of sequence models.
+SLOW_KINDS = [pytest.param(name, marks=pytest.mark.slow) for name in ("text", "speech", "images")]
 
 
-@pytest.fixture(scope="module", params=["agent", "text", *SLOW_KINDS])
+@pytest.fixture(scope="module", params=["agent", *SLOW_KINDS])
 def kind(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Kind:
     """Each kind of run, with a checkpoint after every update."""
     name = request.param
@@ -268,7 +268,8 @@ def test_truncated_checkpoints(
 # A terminal.
 
 
-@pytest.mark.parametrize("where", ["--local", pytest.param("--actors=1", marks=[pytest.mark.ray, pytest.mark.slow])])
+@pytest.mark.slow
+@pytest.mark.parametrize("where", ["--local", pytest.param("--actors=1", marks=pytest.mark.ray)])
 def test_a_pipe_whose_reader_ends(where: str, tmp_path: Path) -> None:
     """As in `compressive launch | head`: what was learned is saved."""
     folder = tmp_path / "run"

@@ -125,7 +125,11 @@ def test_the_cost_is_said_of_what_is_new(
     assert "an hour for 3" in begin("gru", "lstm", add=True)
 
 
-@pytest.mark.parametrize("name", SUITES)
+# The easy tasks of popgym are a suite, too.
+NAMES = [pytest.param(name, marks=[pytest.mark.slow] if name == "popgym" else []) for name in SUITES]
+
+
+@pytest.mark.parametrize("name", NAMES)
 def test_the_suites(name: str) -> None:
     """Names are unique, and an agent can be tested where it is to be. (Tasks of other packages are not made.)
 
