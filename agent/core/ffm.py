@@ -17,6 +17,8 @@ FASTEST_RATE = 0.67
 """Of forgetting, at the beginning: half of a trace is lost in a step, as in the authors' code."""
 FADED = 0.01
 """What is left of a trace when it counts as forgotten."""
+SHORTEST_PERIOD = 4.0
+"""Of turning, in steps, at the beginning with equal ratios. Evenly spaced periods begin at 1, which is no turn."""
 
 
 class FFMState(NamedTuple):
@@ -40,9 +42,10 @@ class FFMLayer(nn.Module):
         size: features of u and y.
         traces, contexts: m and c.
         span: steps after which the slowest trace has faded at the beginning, and after which the slowest has turned.
+        is_geometric: whether the first rates and periods have equal ratios, not equal differences.
     """
 
-    def __init__(self, size: int, traces: int, contexts: int, span: int) -> None:
+    def __init__(self, size: int, traces: int, contexts: int, span: int, is_geometric: bool) -> None:
         super().__init__()
         self.size = size
         self.traces = traces
@@ -51,11 +54,17 @@ class FFMLayer(nn.Module):
         self.project = nn.Linear(size, 2 * traces + 2 * size)
         self.read = nn.Linear(2 * traces * contexts, size)
 
-        # Rates are evenly spaced, as in the authors' code. Whatever is learned, exp(log_rate) is above 0: traces fade.
+        # Whatever is learned, exp(log_rate) is above 0: traces fade.
         slowest_rate = -math.log(FADED) / span
-        rates = torch.linspace(max(FASTEST_RATE, slowest_rate), slowest_rate, traces)
-        self.log_rate = nn.Parameter(torch.log(rates))
-        periods = torch.linspace(1.0, span, contexts)
+        fastest_rate = max(FASTEST_RATE, slowest_rate)
+        if is_geometric:
+            log_rates = torch.linspace(math.log(fastest_rate), math.log(slowest_rate), traces)
+            log_periods = torch.linspace(math.log(min(SHORTEST_PERIOD, span)), math.log(span), contexts)
+            periods = torch.exp(log_periods)
+        else:
+            log_rates = torch.log(torch.linspace(fastest_rate, slowest_rate, traces))
+            periods = torch.linspace(1.0, span, contexts)
+        self.log_rate = nn.Parameter(log_rates)
         self.angle = nn.Parameter(2.0 * math.pi / periods)
 
     def forward(self, inputs: Tensor, keep: Tensor, before: Tensor) -> tuple[Tensor, Tensor]:
@@ -134,8 +143,9 @@ class FFM(Recurrent[FFMState]):
         self.config = config
         size = config.model_size
         self.norms = nn.ModuleList(nn.LayerNorm(size) for _ in range(config.num_layers))
+        is_geometric = config.spacing == "geometric"
         recurrences = nn.ModuleList(
-            FFMLayer(size, config.traces, config.contexts, config.span) for _ in range(config.num_layers)
+            FFMLayer(size, config.traces, config.contexts, config.span, is_geometric) for _ in range(config.num_layers)
         )
         self.recurrences = recurrences  # type: ignore[assignment]
         self.blocks = mlp_blocks(config)

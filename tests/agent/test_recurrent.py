@@ -1,6 +1,8 @@
 """The baseline cores against torch's own and against their formulas."""
 
 import dataclasses
+import itertools
+import math
 import re
 from collections.abc import Callable
 from typing import Any
@@ -165,6 +167,19 @@ def test_ffm_is_the_formula(build: Callable[..., Any]) -> None:
     assert_same(output.features[0], torch.stack(features))
     for parts, expected in zip(output.state.traces, states):
         assert_same(torch.complex(*parts[0].chunk(2)), expected.flatten())
+
+
+def test_ffm_may_begin_with_as_many_short_as_long_traces() -> None:
+    layer = FFM(FFMConfig(SIZE, 1, 6, 5, 3, span=1024, spacing="geometric")).recurrences[0]
+    rates = layer.log_rate.exp().tolist()
+    assert [rates[0], rates[-1]] == pytest.approx([0.67, math.log(100) / 1024])
+    ratios = [after / before for before, after in itertools.pairwise(rates)]
+    assert ratios == pytest.approx([ratios[0]] * 4)
+    assert (2 * math.pi / layer.angle).tolist() == pytest.approx([4, 64, 1024], rel=1e-5)
+
+    # A span below the shortest period.
+    short = FFM(FFMConfig(SIZE, 1, 6, 2, 2, span=2, spacing="geometric")).recurrences[0]
+    assert (2 * math.pi / short.angle).tolist() == pytest.approx([2, 2], rel=1e-5)
 
 
 def test_ffm_begins_with_traces_that_fade_and_turn_within_its_span() -> None:
