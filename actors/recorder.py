@@ -294,10 +294,11 @@ def _with_other_examples(
         taken = [int(step.action) for step in steps[room]]
         probabilities[room] = probabilities_of_all[np.arange(len(taken)), taken]
 
-        # How different the core's inputs are, over the steps since the last room whose views differ.
-        since_last_room = slice(end_of_last_room, entered)
-        differing = _differing(views[since_last_room], own_views[since_last_room])
-        changed_steps = end_of_last_room + differing
+        # How different the core's inputs are, over the steps before the room whose views differ: since the last room,
+        # or, if the example was not seen since then, since the episode began.
+        differing = _differing(views[:entered], own_views[:entered])
+        since_last_room = differing[differing >= end_of_last_room]
+        changed_steps = since_last_room if len(since_last_room) else differing
         inputs = output.inputs[0].float().cpu().numpy()  # [T, D]
         distance = _distance(inputs[changed_steps], own_inputs[changed_steps])
         distances[room] = distance / max(distance_of_two, 1e-9)

@@ -108,9 +108,10 @@ class Recording:
         NaN outside of rooms of choices, and after the choice, whose reward would differ as well. None if that was not
         asked for, the environment has no `counterfactuals`, or its actions are vectors or its observations several
         parts or words.
-    counterfactual_distances: [T] in rooms of choices, how much the core's inputs since the previous choice differ from
-        the counterfactual ones: root mean square over the steps whose views differ, in units of the distance between
-        two steps of the episode; 0 if no view differs. NaN and None as `counterfactual_probabilities`.
+    counterfactual_distances: [T] in rooms of choices, how much the core's inputs before differ from the counterfactual
+        ones: root mean square over the steps whose views differ, since the previous choice or, if none has since then,
+        since the episode began; in units of the distance between two steps of the episode. 0 if no view differs. NaN
+        and None as `counterfactual_probabilities`.
     room_entries: [T] the step at which the room of this choice was entered; -1 where `counterfactual_probabilities` is
         NaN, None where it is.
     effects: of each of the T steps, what memory caused of its action; None for cores without attention, or if it was

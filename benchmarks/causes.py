@@ -21,9 +21,10 @@ from actors.causes import STRETCH
 from actors.recorder import record_episodes
 from actors.recording import Recording
 from benchmarks.common import run
+from envs import tasks
 from reports.episode import DECISIVE, agreement
 from storage.run import Run
-from training.evaluation import TrainedAgent, load_trained_agent, make_evaluator
+from training.evaluation import TrainedAgent, load_trained_agent, make_evaluator, value_column
 
 AGES = (1, 8, 16, 32, 64, 128)
 """Where intervals of ages begin."""
@@ -49,10 +50,12 @@ def measure(options: Options) -> dict[str, Any]:
 def _recordings(player: TrainedAgent, options: Options) -> Iterator[Recording]:
     """Episodes one after the other: all together would not fit in memory."""
     config = player.config
+    column = value_column(config, tasks(player.env)[0])
+    max_steps = config.actors.max_episode_steps
     actor = make_evaluator(config, player.agent, 1, options.seed, True, player.env, film=True)
     try:
         for _ in range(options.episodes):
-            yield from record_episodes(actor, 1, config.actors.max_episode_steps, in_detail=False, with_effects=True)
+            yield from record_episodes(actor, 1, max_steps, in_detail=False, with_effects=True, value_column=column)
     finally:
         actor.close()
 

@@ -88,8 +88,9 @@ class RepeatPrevious(DiagnosticEnv):
     ago.
 
     Every step shows one of K `symbols`. An episode has `steps` steps. Of those that ask for something that was shown,
-    each is worth 1 / their number, negative if the answer is wrong. POPGym's levels have 4 symbols, delays of 4, 32 and
-    64 and 51, 103 and 155 steps. Observations are one-hot.
+    each is worth 1 / their number, negative if the answer is wrong. Observations are one-hot. POPGym's levels have 4
+    symbols, 51, 103 and 155 steps and a k of 4, 32 and 64, which counts the present card: delays of 3, 31 and 63. It
+    deals its cards from decks; here symbols are drawn with replacement.
     """
 
     variables = ("time",)

@@ -50,7 +50,8 @@ class EndlessTMaze(DiagnosticEnv):
     @staticmethod
     def scores(corridors: int = 10, **_: Any) -> dict[str, float]:
         # A guess is right with probability 1/2, and the first wrong one ends the episode. Random actions that turn at
-        # all turn left as often as right. The sum of 1/2^turn over the corridors is 1 - 1/2^corridors.
+        # all turn left as often as right. The sum of 1/2^turn over the corridors is 1 - 1/2^corridors. That time ends
+        # before a turn is left out: with one corridor of one step 0.492 are measured for 0.5.
         guessed = (1.0 - 0.5**corridors) / corridors
         return {"oracle": 1.0, "memoryless": guessed, "random": guessed}
 

@@ -35,6 +35,11 @@ class Spec(NamedTuple):
             parts.append(f"{field}={text}")
         return ",".join(parts)
 
+    @property
+    def identity(self) -> tuple[str, str, frozenset[tuple[str, str]]]:
+        """Equal for specs of one task: the order of fields makes no other task."""
+        return self.kind, self.name, frozenset(self.overrides.items())
+
 
 def parse_spec(spec: str) -> Spec:
     """Parses "kind:name,field=value,..."; raises a ValueError for another form, an unknown kind or a field twice."""
@@ -111,11 +116,9 @@ def tasks(spec: str) -> tuple[str, ...]:
     for part in _parts(spec):
         for task in _single_tasks(part):
             parsed = parse_spec(task)
-            # The order of fields makes no other task.
-            identity = (parsed.kind, parsed.name, frozenset(parsed.overrides.items()))
-            if identity in found:
+            if parsed.identity in found:
                 raise ValueError(f"environment {str(parsed)!r}: expected each task once, got it twice")
-            found[identity] = task
+            found[parsed.identity] = task
     return tuple(found.values())
 
 

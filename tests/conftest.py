@@ -25,11 +25,14 @@ SHARING = {"cluster", "make_pool", "place"}
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
-    """Groups tests that share a Ray cluster or a finished run, and those with their own clusters, by process; skips
-    those of a GPU where there is none."""
+    """Groups tests that share a Ray cluster or a finished run by process; skips those of a GPU where there is none.
+
+    Tests with clusters of their own are two groups: more clusters at a time would be too much for two cores.
+    """
     fixtures = set(getattr(item, "fixturenames", ()))
     if item.get_closest_marker("ray"):
-        item.add_marker(pytest.mark.xdist_group("ray" if fixtures & SHARING else "clusters"))
+        own = "clusters of commands" if "commands" in item.path.parts else "clusters"
+        item.add_marker(pytest.mark.xdist_group("ray" if fixtures & SHARING else own))
     if item.get_closest_marker("gpu") and not importlib.import_module("torch").cuda.is_available():
         item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
     for shared in ("finished", "straight"):

@@ -22,7 +22,7 @@ from agent.policies import Choice
 from envs import names, parse_spec, reference_scores, tasks
 from storage.files import Json, flush
 from training.config import core_name
-from training.evaluation import TrainedAgent, make_evaluator
+from training.evaluation import TrainedAgent, make_evaluator, value_column
 from training.factories import interface
 
 DATASET = re.compile(r"([\w-]+/)*[\w-]+-v\d+")
@@ -134,10 +134,12 @@ def _write(
 ) -> None:
     """Plays the episodes, and appends each to the dataset when it has ended."""
     dataset = None
+    column = value_column(player.config, tasks(player.env)[0])
+    max_steps = player.config.actors.max_episode_steps
     actor = make_evaluator(player.config, player.agent, 1, seed, sample, player.env, film=True)
     try:
         for number in range(episodes):
-            (recording,) = record_episodes(actor, 1, player.config.actors.max_episode_steps, in_detail=False)
+            (recording,) = record_episodes(actor, 1, max_steps, in_detail=False, value_column=column)
             buffer = _episode(recording, number)
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # Minari recommends an author, a link and more

@@ -5,7 +5,7 @@ Seeds are never shared with training, and those of filmed episodes not with eval
 
 import dataclasses
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Hashable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -24,6 +24,7 @@ from envs import (
     limit_calls,
     make_vector,
     mean_normalised,
+    parse_spec,
     prepare,
     require_consent,
     tasks,
@@ -43,6 +44,8 @@ EVALUATION_SEED = 2
 """Branch of the run's seed sequence from which evaluation draws; training draws from branch 1."""
 SCALES = ("human_normalised", "human_normalised_capped", "oracle_normalised")
 """Scores in % of what people or an oracle reach, in summaries."""
+VIEW = ("image_height", "image_width", "shrink")
+"""Fields of the view of the rooms level and of DeepMind Lab; see `envs.with_view`."""
 
 
 class TrainedAgent(NamedTuple):
@@ -203,7 +206,7 @@ def record(
     if sample is None:
         sample = not config.eval_greedy
     shown = tasks(env or tested_on(config))[0]
-    value_column = _value_column(config, shown)
+    column = value_column(config, shown)
     # People see nothing in a vector.
     has_images = any(len(shape) == 3 for shape in part_shapes(interface(shown).observation_shape))
     if not has_images:
@@ -211,17 +214,33 @@ def record(
     actor = make_evaluator(config, agent, 1, seed, sample, shown, film=True)
     try:
         max_steps = config.actors.max_episode_steps
-        return record_episodes(actor, episodes, max_steps, in_detail, with_effects, progress, value_column)
+        return record_episodes(actor, episodes, max_steps, in_detail, with_effects, progress, column)
     finally:
         actor.close()
 
 
-def _value_column(config: RunConfig, task: str) -> int:
-    """Which of the agent's values is that of a task; for a task that it was not trained on, that of the first one."""
-    trained_on = tasks(config.env)
-    if config.learner.popart and task in trained_on:
-        return trained_on.index(task)
+def value_column(config: RunConfig, task: str) -> int:
+    """Which of the agent's values is that of a task; for a task that it was not trained on, that of the first one.
+
+    A task may be in the version that is tested, and with the view of the training.
+    """
+    if not config.learner.popart:
+        return 0
+
+    # All tasks of a training have the same view. The task itself comes before another one's version.
+    for view in ((), VIEW):
+        for version in (str, held_out):
+            for column, trained in enumerate(tasks(config.env)):
+                if _identity(version(trained), view) == _identity(task, view):
+                    return column
     return 0
+
+
+def _identity(task: str, ignored: Sequence[str]) -> Hashable:
+    """Equal for specs of one task that differ in these fields at most."""
+    spec = parse_spec(task)
+    overrides = {name: value for name, value in spec.overrides.items() if name not in ignored}
+    return spec._replace(overrides=overrides).identity
 
 
 def recording_title(run: Run, config: RunConfig, steps: int) -> str:

@@ -128,6 +128,20 @@ def test_the_first_of_several_tasks_is_played(finished: tuple[Path, str], cli: C
     np.testing.assert_array_equal(episode.observations[:-1], played.observations)
 
 
+def test_values_are_those_of_the_task_that_is_played(tmp_path: Path, cli: Commands) -> None:
+    """An agent with PopArt has one for each task."""
+    tasks = ["diagnostic:recall,delay=2", "diagnostic:recall,delay=3"]
+    run = tmp_path / "run"
+    cli.run("launch", "--local", f"--run={run}", f"--env={','.join(tasks)}", *SMALL, "--frames=64", "--learner.popart")
+    cli.run("record", run, "--minari=second-v0", "--episodes=2", f"--env={tasks[1]}")
+    player = load_trained_agent(Run(run), tasks[1])
+    assert len(player.agent.value.bias) == 2
+    recordings = record(player.config, player.agent, 2, env=tasks[1], in_detail=False)
+    for episode, played in zip(minari.load_dataset("second-v0").iterate_episodes(), recordings, strict=True):
+        np.testing.assert_allclose(episode.infos["value"][: len(played.values)], played.values, rtol=1e-5)
+        assert len(np.unique(played.values)) > 1
+
+
 def test_what_is_refused(finished: tuple[Path, str], cli: Commands, datasets: Path, copied: Any) -> None:
     run = finished[0]
     cli.refuse("record", run, "--minari=agent", words="minari: expected a name such as rooms/agent-v0, got 'agent'")

@@ -17,7 +17,16 @@ from storage.run import Run
 from tests.actors.counting import Counting
 from tests.training.test_trainer import CONFIG, train
 from training.cluster import RayGauges, gauge_name
-from training.evaluation import as_metrics, evaluate, load_trained_agent, play, play_script, record, summarize
+from training.evaluation import (
+    as_metrics,
+    evaluate,
+    load_trained_agent,
+    play,
+    play_script,
+    record,
+    summarize,
+    value_column,
+)
 from training.factories import make_agent
 from training.plain import to_plain
 from training.trainer import Trainer
@@ -162,6 +171,29 @@ def test_recorded_values_are_those_of_the_task_that_is_played() -> None:
     for env, value in ((None, 10.0), (first, 10.0), (second, 20.0), (elsewhere, 10.0)):
         (recording,) = record(config, agent, 1, env=env)
         assert recording.values.tolist() == pytest.approx([value] * len(recording.values)), env
+
+
+PONG, BREAKOUT = "gym:ALE/Pong-v5,episodic_life=True", "gym:ALE/Breakout-v5,episodic_life=True"
+SMALL_VIEW = "image_height=24,image_width=32"
+
+
+@pytest.mark.parametrize(
+    ("trained", "played", "column"),
+    [
+        (f"{PONG},{BREAKOUT}", BREAKOUT, 1),
+        (f"{PONG},{BREAKOUT}", "gym:ALE/Breakout-v5", 1),  # as it is tested
+        (f"{PONG},gym:ALE/Pong-v5", "gym:ALE/Pong-v5", 1),  # the task itself comes before a test version of another one
+        ("dmlab:rooms_watermaze,dmlab:lasertag_one_opponent_small", "dmlab:lasertag_one_opponent_small,test=True", 1),
+        (f"rooms:small,rooms:small-recall,{SMALL_VIEW}", "rooms:small-recall,image_width=32,image_height=24", 1),
+        (f"rooms:small,rooms:small-recall,{SMALL_VIEW}", f"rooms:small-recall,{SMALL_VIEW},shrink=1", 1),
+        (f"{PONG},{BREAKOUT}", "gym:ALE/Freeway-v5", 0),  # never trained on
+    ],
+)
+def test_a_task_has_its_value_in_every_version(trained: str, played: str, column: int) -> None:
+    learner = dataclasses.replace(CONFIG.learner, popart=True)
+    config = dataclasses.replace(CONFIG, env=trained, learner=learner)
+    assert value_column(config, played) == column
+    assert value_column(dataclasses.replace(config, learner=CONFIG.learner), played) == 0, "one value for all tasks"
 
 
 def test_a_value_for_all_tasks_is_recorded_in_each() -> None:
