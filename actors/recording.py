@@ -3,6 +3,7 @@
 `actors.recorder` plays and records episodes. `reports/` makes videos and pages of recordings.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -32,6 +33,10 @@ class Compressed(NamedTuple):
     inputs: np.ndarray
 
 
+ELEMENTS_AT_ONCE = 1 << 22
+"""Numbers of a matrix of steps by steps that are computed at once."""
+
+
 class Attention(NamedTuple):
     """Attention of one layer at each step of an episode. T steps, H heads, S key slots.
 
@@ -48,12 +53,23 @@ class Attention(NamedTuple):
     rings: tuple[int, int, int] | None = None
     rate: int = 1
 
-    def by_step(self) -> np.ndarray:
+    def rows_by_step(self) -> Iterator[np.ndarray]:
+        """The rows of `by_step`, of which all together may not fit in memory."""
+        time = len(self.weights)
+        rows_at_once = max(1, ELEMENTS_AT_ONCE // max(1, time))
+        for begin in range(0, time, rows_at_once):
+            rows = slice(begin, begin + rows_at_once)
+            yield from self._replace(weights=self.weights[rows], steps=self.steps[rows]).by_step(time)
+
+    def by_step(self, time: int | None = None) -> np.ndarray:
         """Mean over heads of the attention of each step to each step of the episode, [T, T].
 
-        The attention to a compressed slot is divided equally among its steps.
+        The attention to a compressed slot is divided equally among its steps. `time` is the number of columns, if that
+        is not the number of rows.
         """
-        time = len(self.weights)
+        num_rows = len(self.weights)
+        if time is None:
+            time = num_rows
         first = self.steps[..., 0]  # [T, S]
         last = self.steps[..., 1]
         held = first >= 0
@@ -64,14 +80,14 @@ class Attention(NamedTuple):
         share = np.where(held, mean_of_heads / length, 0.0)
 
         # The slots that hold steps, in one list.
-        row_of_slot = np.broadcast_to(np.arange(time)[:, None], first.shape)
+        row_of_slot = np.broadcast_to(np.arange(num_rows)[:, None], first.shape)
         rows = row_of_slot[held]
         begins = first[held]
         ends = last[held] + 1
         shares = share[held]
 
         # The cumulative sum adds a slot's share at its first step and removes it after its last.
-        changes = np.zeros((time, time + 1))
+        changes = np.zeros((num_rows, time + 1))
         np.add.at(changes, (rows, begins), shares)
         np.add.at(changes, (rows, ends), -shares)
         attention = changes.cumsum(axis=1)

@@ -381,16 +381,15 @@ def _train_run(config: Any, run: Run, local: bool, **options: Any) -> Any:
         from sequences import trainer as sequence
 
         return sequence.train_model(config, run, **options)
-    from commands.launch import evaluate_and_film
+    from commands.launch import film_trained
     from training import trainer as agents
 
-    def evaluate_trained(trainer: agents.Trainer) -> dict[str, Any]:
-        summary, shown = evaluate_and_film(trainer, Console(quiet=True))
-        if config.video_episodes and "page" not in shown:
+    def film(trainer: agents.Trainer) -> None:
+        shown = film_trained(trainer, Console(quiet=True))
+        if shown and "page" not in shown:
             logger.warning("%s: video: %s", run, shown["video"])
-        return summary
 
-    return agents.train_agent(config, run, local=local, evaluate_trained=evaluate_trained, **options)
+    return agents.train_agent(config, run, local=local, evaluated=film, **options)
 
 
 def _scoreboard(

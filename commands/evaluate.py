@@ -50,13 +50,14 @@ def evaluate(options: EvaluateOptions) -> None:
         with opened_runs(names, console) as runs:
             players = [load(run, options, console, options.env) for run in runs]  # all, before any plays
             evaluations = [_play(player, name, options, console) for player, name in zip(players, names)]
-        if options.video:
-            _film(players[0], options, options.video, console)
 
-    if options.csv:
-        _write_csv(options.csv, evaluations)
+    # The scores first: what follows may fail.
     summaries = [evaluation.summary for evaluation in evaluations]
     _print(summaries, options, console)
+    if options.csv:
+        _write_csv(options.csv, evaluations)
+    if options.policy == "agent" and options.video:
+        _film(players[0], options, options.video, console)
 
 
 def _write_csv(path: Path, evaluations: Sequence[Evaluation]) -> None:

@@ -169,8 +169,9 @@ def _finish(trainer: Trainer, seconds: float, console: Console) -> None:
     """Evaluates and films the trained agent, and prints the results."""
     run = trainer.run
     allowed = permissions(trainer.config)
-    summary, shown = evaluate_and_film(trainer, console)
-    trainer.finish(summary)
+    summary = evaluate_trained(trainer, console)
+    trainer.finish(summary)  # before filming, which may need more memory than there is
+    shown = film_trained(trainer, console)
     rows = evaluation_rows(summary)
     rows["frames, steps"] = f"{quantity(trainer.frames)}, {quantity(trainer.learner.steps)}"
     rows["training"] = f"{seconds / 60:.1f} min"
@@ -188,26 +189,30 @@ def _finish(trainer: Trainer, seconds: float, console: Console) -> None:
     say_all(console, {"curves": f"{program('tensorboard')} --logdir {folder}"} | lines)
 
 
-def evaluate_and_film(trainer: Trainer, console: Console) -> tuple[dict[str, Any], dict[str, str]]:
-    """Evaluates a trained agent and films it: the evaluation's summary, and where video and page are.
-
-    What goes wrong in filming is said instead: it is often the environment's `render`, and the scores do not need it.
-    """
+def evaluate_trained(trainer: Trainer, console: Console) -> dict[str, Any]:
+    """Evaluates a trained agent; returns the summary."""
     config = trainer.config
     count = config.eval_episodes * len(tasks(tested_on(config)))
     with counting(console, "evaluating", count, "episodes") as progress:
-        summary = evaluate(config, trainer.agent, progress)
-    if config.video_episodes == 0:
-        return summary, {}
+        return evaluate(config, trainer.agent, progress)
+
+
+def film_trained(trainer: Trainer, console: Console) -> dict[str, str]:
+    """Films a trained agent, if its run asks for that; returns where video and page are.
+
+    What goes wrong in filming is said instead: it is often the environment's `render`, and the scores do not need it.
+    """
+    if trainer.config.video_episodes == 0:
+        return {}
     try:
-        return summary, _film(trainer, console)
+        return _film(trainer, console)
     except (OSError, StorageError, UserError):  # the run's folder
         raise
     except Exception as error:
         problem = str(error)
         if not isinstance(error, EnvironmentFailed):
             problem = f"{type(error).__name__}: {error}"
-        return summary, {"video": f"none, because filming failed: {problem}"}
+        return {"video": f"none, because filming failed: {problem}"}
 
 
 def _film(trainer: Trainer, console: Console) -> dict[str, str]:

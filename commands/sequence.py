@@ -32,7 +32,7 @@ from sequences.trainer import SequenceTrainer, load_model, open_data, resume_com
 from storage.checkpoints import Checkpoint
 from storage.errors import UserError, user_errors
 from storage.files import printable, read_json, require_no_link, write_json
-from storage.run import Run, absolute, find_run
+from storage.run import Run, absolute, find_run, of_checkpoint
 from training.console import Busy, LiveLine, counting, program, quantity, say, say_all, say_skipped
 from training.plain import read_config
 from training.signals import stop_on_signals
@@ -158,16 +158,14 @@ def _evaluate(kind: str, options: Any) -> None:
     run = find_run(options.run)
     data, model, checkpoint = _open_run(kind, options, console)
     found: dict[str, Any] = {"step": checkpoint.step}
-    path = run.evaluation_file(options.split)
-    if run.checkpoint is not None:  # the evaluation of the last one stays
-        path = run.evaluation_file(f"{options.split}-at-{run.checkpoint}")
+    path = run.evaluation_file(of_checkpoint(options.split, run))  # the evaluation of the last one stays
     earlier = _earlier(path)
     say(console, f"checkpoint {checkpoint.path}")
     with user_errors():
         for part in data.evaluate(model, options, functools.partial(counting, console)):
             found |= part
-            write_json(path, _other_analyses(earlier, found) | found)
             _print_tables(data.tables(part), console)
+            write_json(path, _other_analyses(earlier, found) | found)
 
 
 def _earlier(path: Path) -> dict[str, Any]:
@@ -229,7 +227,7 @@ def _draw_samples(kind: str, options: Any) -> None:
             require_no_link(run.samples)
     data: Any
     data, model, checkpoint = _open_run(kind, options, console)
-    out = options.out or run.samples
+    out = options.out or (run.samples / run.checkpoint if run.checkpoint else run.samples)
     begin = time.monotonic()
     with user_errors():
         out.parent.mkdir(parents=True, exist_ok=True)

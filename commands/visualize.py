@@ -14,7 +14,7 @@ from reports.episode import show
 from reports.pages import write_page
 from storage.errors import UserError, user_errors
 from storage.files import require_no_link, require_output
-from storage.run import Run
+from storage.run import Run, of_checkpoint
 from training.config import core_name
 from training.console import Busy, playing, program, say, say_all
 from training.evaluation import TrainedAgent, record, recording_title
@@ -62,9 +62,10 @@ def _visualize(options: VisualizeOptions, runs: list[Run], console: Console) -> 
 
 
 def _names(players: Sequence[TrainedAgent]) -> list[str]:
-    """The names of the pages of agents, without their endings."""
+    """The names of the pages of agents, without their endings. Those of a checkpoint do not replace the last one's."""
     if len(players) == 1:
-        return ["episodes"]
+        (player,) = players
+        return [of_checkpoint("episodes", player.run)]
     names = []
     for number, player in enumerate(players, 1):
         name = re.sub(r"[^A-Za-z0-9._-]", "_", player.run.name)

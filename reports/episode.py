@@ -260,12 +260,12 @@ def agreement(recordings: Sequence[Recording]) -> dict[str, int] | None:
     agree = 0
     for recording in known:
         assert recording.effects
-        by_step = recording.attention[0].by_step()
-        for step, found in enumerate(recording.effects):
+        attended = recording.attention[0].rows_by_step()
+        for step, (row, found) in enumerate(zip(attended, recording.effects, strict=True)):
             if found.stretch_effect < math.log(DECISIVE):
                 continue
             first, last = found.stretch
-            most_attended = by_step[step, :step].argmax()
+            most_attended = row[:step].argmax()
             counted += 1
             if first <= most_attended <= last:
                 agree += 1

@@ -33,7 +33,7 @@ from sequences.kinds import CONFIGS, PRESETS
 from storage.files import is_finite, read_regular
 from storage.metrics import sample_metrics
 from storage.provenance import read_launches, training_time
-from storage.run import Run
+from storage.run import Run, is_of_checkpoint
 from training.config import RunConfig, core_name
 from training.console import duration, quantity
 from training.evaluation import SCALES
@@ -610,15 +610,19 @@ def _full(recording: Recording) -> np.ndarray:
 
 
 def media(run: Run, page: Path, embed: bool = True) -> dict[str, Any]:
-    """The newest video of the run, embedded if it is small, and pages of episodes, as links from the report."""
+    """The newest video of the run, embedded if it is small, and pages of episodes, as links from the report.
+
+    Videos of earlier checkpoints count if there is no other.
+    """
     found: dict[str, Any] = {"pages": pages_of(run, page)}
     if embed:
         related = pages_about(run.path, page)
         if related:
             found["related"] = related
     videos = _regular(run.videos, "*.mp4")
+    of_the_last = [path for path in videos if not is_of_checkpoint(path.stem)]
     if videos:
-        newest = max(videos, key=lambda path: path.lstat().st_mtime)
+        newest = max(of_the_last or videos, key=lambda path: path.lstat().st_mtime)
         found["video"] = _video(newest, page, embed)
     return found
 

@@ -198,8 +198,8 @@ class Frame:
         """A picture [height, width, 3] uint8, as large as fits into left, top, width and height."""
         left, top, width, height = box
         scale = min(width / view.shape[1], height / view.shape[0])
-        wide = round(view.shape[1] * scale)
-        high = round(view.shape[0] * scale)
+        wide = max(1, round(view.shape[1] * scale))
+        high = max(1, round(view.shape[0] * scale))
         filter = Image.Resampling.NEAREST if scale > 4 else Image.Resampling.BICUBIC
         picture = Image.fromarray(view).resize((wide, high), filter)
         self.image.paste(picture, (left + (width - wide) // 2, top + (height - high) // 2))

@@ -18,6 +18,10 @@ WIDTH = 300
 """Pixels: width of a vector's picture if nothing is drawn above it."""
 GAP = 4
 """Pixels between images that are beside each other."""
+MOST_PIXELS = 1600
+"""Greatest height and width of a picture: ten of them beside each other fit into a file of WebP, larger ones do not."""
+MOST_STRETCHED = 4
+"""How many times as wide as high an image is shown at most, beside others."""
 BACKGROUND = (18, 20, 26)
 COLOURS = np.array([BACKGROUND, (205, 210, 216), (226, 122, 63)], np.uint8)
 """Of the background, positive and negative elements."""
@@ -37,19 +41,26 @@ def views(recording: Recording) -> np.ndarray:
 
     That is what the agent saw, if it saw images: several are beside each other, at the places of `panels`, and a vector
     is below them (see `bars`). Else it is how the environment draws itself, if it does, and below it the vector that
-    the agent saw.
+    the agent saw. Images of more than `MOST_PIXELS` are shown smaller.
     """
     if recording.more_observations:
         return _several(recording)
     seen = recording.observations[:RENDERED_STEPS]
     is_image = seen.ndim == 4
     if is_image:
-        return coloured(seen)
+        return coloured(_smaller(seen))
     drawn = recording.renderings
     if drawn is None:
         return bars(seen, WIDTH)
+    drawn = _smaller(drawn)
     below = bars(seen, width=drawn.shape[2])
     return np.concatenate([drawn, below], axis=1)
+
+
+def _smaller(images: np.ndarray) -> np.ndarray:
+    """Images [steps, height, width, channels], of which every n-th pixel is kept if they are too large."""
+    step = math.ceil(max(images.shape[1:3]) / MOST_PIXELS)
+    return images[:, ::step, ::step]
 
 
 class Panel(NamedTuple):
@@ -62,44 +73,48 @@ class Panel(NamedTuple):
 
 def panels(recording: Recording) -> list[Panel]:
     """Where the images are in `views`, if the agent saw several parts; none if it saw one."""
-    images, scale = _layout(recording)
-    found: list[Panel] = []
-    left = 0
-    for name, width in images:
-        found.append(Panel(name, left, scale * width))
-        left += scale * width + GAP
+    found, _ = _layout(recording)
     return found
 
 
-def _layout(recording: Recording) -> tuple[list[tuple[str, int]], int]:
-    """The name and the width of each image, all as high as the highest; and how many times as large they are shown.
+def _layout(recording: Recording) -> tuple[list[Panel], int]:
+    """Where the images are, all as high as the highest, and how high that is.
 
-    Small ones are shown larger above a vector, whose bars need room.
+    Small ones are shown larger above a vector, whose bars need room; those that would be too wide together, smaller.
     """
     if not recording.more_observations:
-        return [], 1
+        return [], 0
     shapes = [part.shape[1:] for part in (recording.observations, *recording.more_observations)]
     height = max(shape[0] for shape in shapes if len(shape) == 3)
-    images: list[tuple[str, int]] = []
+    names: list[str] = []
+    widths: list[int] = []
     for name, shape in zip(recording.observation_names, shapes, strict=True):
         if len(shape) == 3:
-            images.append((name, max(1, round(shape[1] * height / shape[0]))))
-    if len(images) == len(shapes):
-        return images, 1
-    room = max(1, WIDTH - GAP * (len(images) - 1))
-    return images, math.ceil(room / sum(width for _, width in images))
+            names.append(name)
+            width = round(shape[1] * height / shape[0])
+            widths.append(min(max(1, width), MOST_STRETCHED * height))
+
+    gaps = GAP * (len(names) - 1)
+    scale = min(1.0, (MOST_PIXELS - gaps) / sum(widths), MOST_PIXELS / height)
+    if len(names) < len(shapes):
+        scale = max(scale, math.ceil((WIDTH - gaps) / sum(widths)))
+    found: list[Panel] = []
+    left = 0
+    for name, width in zip(names, widths, strict=True):
+        shown = max(1, int(scale * width))
+        found.append(Panel(name, left, shown))
+        left += shown + GAP
+    return found, max(1, int(scale * height))
 
 
 def _several(recording: Recording) -> np.ndarray:
     """The pictures of an agent that sees several parts."""
     parts = [part[:RENDERED_STEPS] for part in (recording.observations, *recording.more_observations)]
     images = [coloured(part) for part in parts if part.ndim == 4]
-    shown = panels(recording)
-    _, scale = _layout(recording)
-    height = scale * max(image.shape[1] for image in images)
+    shown, height = _layout(recording)
     width = shown[-1].left + shown[-1].width
 
-    # Images beside each other, enlarged to the same height without blurring them: of each pixel the nearest one.
+    # Images beside each other, with the same height and without blurring them: of each pixel the nearest one.
     together = np.full((len(images[0]), height, width, 3), BACKGROUND, np.uint8)
     for image, panel in zip(images, shown, strict=True):
         _, image_height, image_width, _ = image.shape

@@ -4,16 +4,20 @@ A modality is a subclass of `SequenceConfig` and one of `Modality`, as in `text`
 in `sequences.trainer`.
 """
 
+import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any, Self
 
+from torch.utils.tensorboard import SummaryWriter
+
 from sequences.config import MemorySizes
 from sequences.model import IGNORE, SequenceModel
 from sequences.streams import Batch, Streams, one_pass
 
+logger = logging.getLogger(__name__)
 Counting = Callable[[str, int, str], AbstractContextManager[Callable[[int], None]]]
 """Shows progress: takes an activity, a total and its unit, and returns a context whose value is called with the number
 done so far. See `training.console.counting`."""
@@ -25,6 +29,15 @@ Table = Sequence[tuple[str, ...]]
 def quiet(activity: str, total: int, unit: str) -> Iterator[Callable[[int], None]]:
     """The `Counting` that shows nothing."""
     yield lambda done: None
+
+
+def in_tensorboard(run: Path, add: Callable[[SummaryWriter], None]) -> None:
+    """Adds something to a run's events. That its folder cannot be written to is a warning: files show the same."""
+    try:
+        with SummaryWriter(str(run)) as events:
+            add(events)
+    except OSError as error:
+        logger.warning("not in TensorBoard: %s", error)
 
 
 class Modality(ABC):

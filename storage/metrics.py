@@ -24,7 +24,7 @@ Layout = dict[str, dict[str, list[Sequence[str]]]]
 SAMPLE = 4_000
 """Number of rows that `sample_metrics` reads."""
 MOST_BYTES = 512 << 20
-"""Larger files are not read. That of a run of 10^10 frames has some 100 MB."""
+"""Of larger files only the last rows are read, and they still grow. A row has one kilobyte or two."""
 _BLOCK = 1 << 20
 """Bytes that are read at once. Longer lines are damaged rows; those of a run have some kB."""
 _END = 1 << 16
@@ -46,7 +46,7 @@ class MetricsWriter:
         layout: TensorBoard's custom charts.
 
     Raises:
-        OSError: if the folder or its file cannot be written, or `metrics.jsonl` is not a file, or too large to be read.
+        OSError: if the folder or its file cannot be written, or `metrics.jsonl` is not a file.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class MetricsWriter:
         run.mkdir(parents=True, exist_ok=True)
         # The rows up to the checkpoint are kept.
         self._stack = ExitStack()
-        self._file = self._stack.enter_context(_open(run, os.O_RDWR | os.O_APPEND | os.O_CREAT))
+        self._file = self._stack.enter_context(_open(run, os.O_RDWR | os.O_APPEND | os.O_CREAT, any_size=True))
         end, _ = _last_row(self._file, most=resumed_step)
         self._file.truncate(end)
 
@@ -163,23 +163,23 @@ def sample_metrics(run: Path | str, kept: str = "") -> list[Json]:
 def last_metrics(run: Path | str, name: str = "step") -> Json:
     """The last complete row that has a metric, empty if there is none.
 
-    Raises an OSError if `metrics.jsonl` is not a file, cannot be read, or has more than `MOST_BYTES`.
+    Raises an OSError if `metrics.jsonl` is not a file or cannot be read.
     """
     try:
-        with _open(run) as file:
+        with _open(run, any_size=True) as file:
             _, row = _last_row(file, name)
             return row
     except FileNotFoundError:
         return {}
 
 
-def _open(run: Path | str, flags: int = os.O_RDONLY) -> BinaryIO:
+def _open(run: Path | str, flags: int = os.O_RDONLY, any_size: bool = False) -> BinaryIO:
     """The metrics of a run, to be read, and with other flags also written."""
     path = Path(run) / FILE
     descriptor = open_regular(path, flags)
     file = os.fdopen(descriptor, "rb" if flags == os.O_RDONLY else "r+b")
     size = os.fstat(descriptor).st_size
-    if size > MOST_BYTES:
+    if size > MOST_BYTES and not any_size:
         file.close()
         raise OSError(errno.EFBIG, f"expected at most {MOST_BYTES} bytes, got {size}", str(path))
     return file
@@ -246,14 +246,18 @@ def _parse(line: bytes, name: str = "step") -> Json:
 def _last_row(file: BinaryIO, name: str = "step", most: float = math.inf) -> tuple[int, Json]:
     """The offset of the end of the last complete row that has a metric and a step up to `most`, and the row.
 
-    Returns (0, {}) if there is none. Reads no more of the file's end than it needs.
+    Returns (0, {}) if there is none. Reads no more of the file's end than it needs, and raises an OSError if that were
+    more than `MOST_BYTES`.
     """
-    end = file.seek(0, os.SEEK_END)
+    size = file.seek(0, os.SEEK_END)
+    end = size
     for line in _lines_from_end(file):
         row = _parse(line, name)
         if row and row["step"] <= most:
             return end, row
         end -= len(line)
+        if size - end > MOST_BYTES:
+            raise OSError(errno.EFBIG, f"expected such a row in its last {MOST_BYTES} bytes, got {size}", FILE)
     return 0, {}
 
 

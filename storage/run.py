@@ -8,6 +8,7 @@ import errno
 import fcntl
 import math
 import os
+import re
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Set
 from contextlib import contextmanager, suppress
@@ -261,7 +262,19 @@ class Run:
             return "running" if row else "running; nothing measured yet"
         if not row.get(counter, math.nan) >= total:  # also if it is NaN
             return "exported" if self.has_weights_alone else "stopped"
-        return "finished" if self.evaluation_file().is_file() else "trained, but not evaluated"
+        if self.evaluation_file().is_file():
+            return "finished"
+        return "exported" if self.has_weights_alone else "trained, but not evaluated"
+
+
+def of_checkpoint(name: str, run: Run) -> str:
+    """The name of what is made of a run, or, if it stands for one of its checkpoints, of that."""
+    return f"{name}-at-{run.checkpoint}" if run.checkpoint else name
+
+
+def is_of_checkpoint(name: str) -> bool:
+    """Whether `of_checkpoint` made a name for a checkpoint."""
+    return re.search(r"-at-\d+", name) is not None
 
 
 def find_run(path: Path | str) -> Run:

@@ -29,8 +29,9 @@ MOST_PLAIN_SECONDS = 300.0
 def quantity(value: float) -> str:
     """1234567 as 1.23M."""
     for unit, size in (("G", 1e9), ("M", 1e6), ("k", 1e3)):
-        if abs(value) >= size:
-            return f"{value / size:.3g}{unit}"
+        rounded = f"{value / size:.3g}"
+        if abs(float(rounded)) >= 1:
+            return f"{rounded}{unit}"
     return f"{value:.0f}"
 
 

@@ -271,7 +271,7 @@ def _infos(recording: Recording) -> Json:
     if recording.attention:
         shares = recording.attention_by_kind.mean(axis=(1, 2))
         found["attention"] = {kind: shares[:, index] for index, kind in enumerate(recording.slot_kinds)}
-        by_step = recording.attention[0].by_step()
-        found["attended_step"] = by_step.argmax(axis=1)
-        found["attended_share"] = by_step.max(axis=1)
+        attended = [(row.argmax(), row.max()) for row in recording.attention[0].rows_by_step()]
+        found["attended_step"] = np.array([step for step, _ in attended])
+        found["attended_share"] = np.array([share for _, share in attended])
     return found

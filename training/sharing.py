@@ -2,6 +2,7 @@
 
 import dataclasses
 import errno
+import logging
 import os
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from training.config import RunConfig
 from training.plain import read_config, to_plain
 from training.trust import checkpoint_place
 
+logger = logging.getLogger(__name__)
 ROWS = 200
 """Most rows of metrics, for the curves."""
 
@@ -40,7 +42,7 @@ def share(run: Run, folder: Path, allow: str | None = None) -> None:
     # All is read before anything is written.
     config = read_config(run)
     checkpoint = checkpoints.load(checkpoint_place(config, run, allow), ["weights"], run.checkpoint)
-    rows = sample_metrics(run.path)
+    rows = _curves(run)
     files = [run.launches_file]
     if run.checkpoint is None:
         files.append(run.evaluation_file())
@@ -69,6 +71,17 @@ def share(run: Run, folder: Path, allow: str | None = None) -> None:
             path = temporary / name
             with naming(path):
                 path.write_bytes(content)
+
+
+def _curves(run: Run) -> list[Json]:
+    """Rows of metrics; none, with a warning, of a run with so many that they are not read."""
+    try:
+        return sample_metrics(run.path)
+    except OSError as error:
+        if error.errno != errno.EFBIG:
+            raise
+        logger.warning("without curves: %s", error)
+        return []
 
 
 def _at_equal_distances(rows: list[Json]) -> list[Json]:

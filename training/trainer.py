@@ -438,6 +438,7 @@ def train_agent(
     stop: Callable[[], bool] = lambda: False,
     show: Callable[[Progress], None] = lambda progress: None,
     evaluate_trained: Callable[[Trainer], Mapping[str, Any]] = evaluate_agent,
+    evaluated: Callable[[Trainer], None] = lambda trainer: None,
     local: bool = True,
     patience: float = 0.0,
 ) -> bool:
@@ -447,6 +448,7 @@ def train_agent(
         stop: asked after every update; if true, a checkpoint is written and the training ends.
         show: called with the progress after every update.
         evaluate_trained: evaluates the trained agent and returns the summary.
+        evaluated: called with the trained agent when its evaluation is written.
         local: act in this process; if false, on the Ray cluster to which it is connected.
         patience: seconds to wait for another process to leave the folder.
     """
@@ -461,4 +463,5 @@ def train_agent(
         trainer.train(show, stop)
         if trainer.done:
             trainer.finish(evaluate_trained(trainer))
+            evaluated(trainer)
         return trainer.done

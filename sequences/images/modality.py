@@ -9,7 +9,6 @@ from typing import Any, Self
 import numpy as np
 import torch
 from PIL import Image
-from torch.utils.tensorboard import SummaryWriter
 
 from agent.core import make_core
 from agent.memory_check import build_network
@@ -18,7 +17,7 @@ from sequences.images.config import ImagesConfig, ImagesEvaluation, ImagesSampli
 from sequences.images.corpus import START, Split
 from sequences.images.model import ImageModel
 from sequences.learner import Total, evaluate_by
-from sequences.modality import Counting, Modality, quiet, resized
+from sequences.modality import Counting, Modality, in_tensorboard, quiet, resized
 from sequences.sampling import sample
 from sequences.streams import Batch, one_pass
 from storage.files import cache_folder, replacing
@@ -193,8 +192,7 @@ class Images(Modality):
         sheet = contact_sheet([real, made])
         with replacing(out / "sheet.png") as temporary:
             Image.fromarray(sheet).save(temporary, format="PNG")
-        with SummaryWriter(str(run)) as events:
-            events.add_image("samples", sheet, step, dataformats="HWC")
+        in_tensorboard(run, lambda events: events.add_image("samples", sheet, step, dataformats="HWC"))
         return out / "sheet.png"
 
 

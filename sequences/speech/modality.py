@@ -12,7 +12,7 @@ from torch.utils.tensorboard import SummaryWriter
 from agent.core import make_core
 from agent.memory_check import build_network
 from sequences.learner import Total, evaluate_by
-from sequences.modality import Counting, Modality, Table, quiet, resized
+from sequences.modality import Counting, Modality, Table, in_tensorboard, quiet, resized
 from sequences.model import SequenceModel, smooth_vectors
 from sequences.sampling import sample
 from sequences.speech import audio, baselines, corpus
@@ -169,12 +169,16 @@ class Speech(Modality):
             clips[f"real-{number}"] = audio.decode(real[number])
             clips[f"sample-{number}"] = audio.decode(made[number])
 
+        for name, waveform in clips.items():
+            audio.write_wav(out / f"{name}.wav", waveform, rate)
         picture = write_spectrograms(out / "spectrograms.png", clips, rate, options.prompt_seconds)
-        with SummaryWriter(str(run)) as events:
+
+        def add(events: SummaryWriter) -> None:
             events.add_image("spectrograms", np.asarray(picture), step, dataformats="HWC")
             for name, waveform in clips.items():
-                audio.write_wav(out / f"{name}.wav", waveform, rate)
                 events.add_audio(name, torch.from_numpy(waveform), step, sample_rate=rate)
+
+        in_tensorboard(run, add)
         return out / "spectrograms.png"
 
 

@@ -463,6 +463,15 @@ def test_attention_by_step_shares_a_slot_among_its_steps(recordings: list[Record
             assert by_step[-1, first : last + 1] == pytest.approx(share, abs=1e-6)
 
 
+@pytest.mark.parametrize("elements", [1, 3 * STEPS, 10**9])
+def test_the_attention_of_long_episodes_is_computed_in_parts(
+    elements: int, recordings: list[Recording], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("actors.recording.ELEMENTS_AT_ONCE", elements)
+    for layer in recordings[0].attention:
+        np.testing.assert_array_equal(np.stack([*layer.rows_by_step()]), layer.by_step())
+
+
 @pytest.mark.parametrize("act", [Actor.unroll, play_episodes, record_episodes])
 def test_acting_builds_no_graph(act: Any) -> None:
     actor = make_actor(compressive())

@@ -221,6 +221,42 @@ def test_one_image_above_a_vector_is_enlarged(recording: Recording) -> None:
     assert views(vector).shape[2] >= WIDTH
 
 
+@pytest.mark.parametrize(
+    ("sizes", "with_vector", "expected"),
+    [
+        ([(480, 640), (480, 640), (480, 640)], False, (398, [530, 530, 530])),  # three cameras
+        ([(32, 32), (1, 64)], False, (32, [32, 128])),  # a strip, which is not as wide as it would have to be
+        ([(32, 32), (1, 64)], True, (64, [64, 256])),
+        ([(3000, 100), (100, 100)], False, (1544, [51, 1544])),
+        ([(1, 5000), (1, 5000)], True, (37, [148, 148])),
+        ([(12, 16)], False, None),
+        ([(2000, 3300)], False, (667, [1100])),
+        ([(1, 400)], False, (1, [400])),
+    ],
+)
+def test_images_of_all_sizes_are_shown(
+    sizes: list[tuple[int, int]], with_vector: bool, expected: Any, recording: Recording, tmp_path: Path
+) -> None:
+    images = [np.full((STEPS, *size, 3), 30 * (1 + number), np.uint8) for number, size in enumerate(sizes)]
+    first, *others = images
+    vectors = [np.zeros((STEPS, 3), np.float32)] if with_vector else []
+    names = tuple(f"image {number}" for number in range(len(sizes))) + ("numbers",) * with_vector
+    odd = replace(
+        recording, observations=first, more_observations=(*others, *vectors), observation_names=names, renderings=None
+    )
+    shown = views(odd)
+    _, height, width, _ = shown.shape
+    height -= BARS * with_vector
+    if expected is not None:
+        places = panels(odd) or [Panel("", 0, width)]
+        assert (height, [panel.width for panel in places]) == expected
+        assert width == places[-1].left + places[-1].width
+        for number, panel in enumerate(places, 1):
+            assert (shown[:, :height, panel.left : panel.left + panel.width] == 30 * number).all()
+    page_data([odd], "title", "lstm")
+    film([odd], tmp_path / "odd.mp4")
+
+
 def test_the_film_says_what_each_column_is(recording: Recording, tmp_path: Path) -> None:
     # Few columns have a line each, with their names; more are numbers alone.
     names = ("gear", "throttle", "a long name of a number")

@@ -70,6 +70,29 @@ def test_an_exported_agent_that_was_not_finished_is_not_to_be_resumed(
     cli.refuse("launch", "--resume", small, "--local", words=words)
 
 
+def test_an_exported_checkpoint_is_not_to_be_evaluated_by_resuming_it(
+    finished: tuple[Path, str], tmp_path: Path, cli: Commands
+) -> None:
+    """That of the end has no evaluation of its own."""
+    run, _ = finished
+    last = sorted((run / "checkpoints").iterdir())[-1]
+    small = tmp_path / "runs" / "small"
+    cli.run("export", last, small)
+    for words in (cli.run("runs", small.parent), cli.run("status", small)):
+        assert "exported" in words
+        assert "--resume" not in words
+
+
+def test_the_curves_of_a_very_long_run_are_left_out(
+    copied: Callable[..., Path], tmp_path: Path, cli: Commands, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = copied()
+    monkeypatch.setattr("storage.metrics.MOST_BYTES", 1000)
+    cli.run("export", run, tmp_path / "small")
+    assert "without curves: " in cli.printed
+    assert read_metrics(tmp_path / "small") == []
+
+
 def test_the_command_that_plays_an_export_has_its_permissions(tmp_path: Path, cli: Commands) -> None:
     run = tmp_path / "run"
     env = "gym:tests.envs.odd:Odd-v0"

@@ -1,6 +1,8 @@
 """Environments that raise, exit or hang: what was learned is kept, and the error names the place."""
 
+import errno
 import json
+import os
 import re
 import traceback
 from pathlib import Path
@@ -63,6 +65,44 @@ def test_scores_do_not_need_a_film(tmp_path: Path, cli: Commands) -> None:
     problem = f"environment {env},render_mode=rgb_array, render: expected uint8 [height, width, 3], got None\n"
     assert f"none, because filming failed: {problem}" in output
     assert (folder / "evaluation.json").is_file()
+
+
+def test_the_evaluation_is_written_before_the_film(
+    tmp_path: Path, cli: Commands, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Filming may need more memory than there is, which ends the process."""
+
+    class Killed(BaseException):
+        pass
+
+    def kill(*_: object, **__: object) -> None:
+        raise Killed
+
+    monkeypatch.setattr("commands.launch.record", kill)
+    folder = tmp_path / "run"
+    with pytest.raises(Killed):
+        words = ["--env=diagnostic:recall", "--frames=64", "--video-episodes=1"]
+        cli.run("launch", "--local", f"--run={folder}", *SMALL, *words)
+    assert json.loads((folder / "evaluation.json").read_text())["episodes"] == 2
+
+
+def test_scores_are_printed_before_what_may_fail(
+    tmp_path: Path, cli: Commands, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, env = tmp_path / "run", "gym:tests.envs.odd:Fading-v0"
+    cli.run("launch", "--local", "--run", folder, "--env", env, *SMALL, "--frames=16")
+    words = ["evaluate", str(folder), "--episodes=2", f"--allow={env}"]
+    film = cli.refuse(*words, f"--video={tmp_path / 'film.mp4'}", words="render: expected uint8")
+    assert film in cli.printed
+    assert "2/2 episodes" in cli.printed
+    assert re.search(r"return +\S", cli.printed), cli.printed
+
+    def fail(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr("commands.evaluate.format_csv", fail)
+    cli.refuse(*words, f"--csv={tmp_path / 'table.csv'}", words="csv: [Errno 28] No space left")
+    assert re.search(r"return +\S", cli.printed), cli.printed
 
 
 def test_a_class_without_registration_and_its_counters(tmp_path: Path, cli: Commands) -> None:

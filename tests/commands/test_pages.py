@@ -23,7 +23,7 @@ from reports.views import BARS
 from sequences.kinds import PRESETS
 from storage.metrics import read_metrics
 from storage.run import Run
-from tests.commands.cli import SMALL, TINY, Commands, frames
+from tests.commands.cli import SMALL, TINY, Commands, frames, saved_steps
 from tests.commands.pages import embedded, shown_frames, unpacked
 from training.evaluation import load_trained_agent, record
 from training.plain import read_config
@@ -152,6 +152,28 @@ def test_visualize_writes_a_video_and_a_page(copied: Copied, tmp_path: Path, cli
     chosen = np.take_along_axis(probabilities, np.array(greedy["actions"])[:, None], axis=1)[:, 0]
     np.testing.assert_array_equal(chosen, probabilities.max(axis=1))
     assert greedy["actions"] != five["actions"]
+
+
+def test_an_earlier_agent_does_not_replace_the_film_of_the_last_one(copied: Copied, cli: Commands) -> None:
+    run = copied(env="rooms:small,episode_frames=100")
+    for old in (run / "videos").iterdir():
+        old.unlink()
+    name = f"{saved_steps(run)[-1]:012d}"
+    checkpoint = run / "checkpoints" / name
+
+    def shown() -> str:
+        page = cli.run("report", run, "--episodes=0") and (run / "report.html").read_text()
+        (video,) = set(re.findall(r'"name":"([^"]+\.mp4)"', page))
+        return video
+
+    cli.run("visualize", checkpoint, "--episodes=1")
+    assert shown() == f"episodes-at-{name}.mp4", "there is no other"
+    cli.run("visualize", run, "--episodes=1")
+    assert shown() == "episodes.mp4"
+    cli.run("visualize", checkpoint, "--episodes=1")
+    assert shown() == "episodes.mp4"
+    files = [f"episodes{of}.{ending}" for of in (f"-at-{name}", "") for ending in ("html", "mp4")]
+    assert sorted(path.name for path in (run / "videos").iterdir()) == files
 
 
 @pytest.mark.slow

@@ -1,6 +1,8 @@
 """`compressive speech`: from files to samples, and bad input. Interruptions: test_resume.py."""
 
+import errno
 import json
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -84,6 +86,37 @@ def test_evaluate_and_sample(trained: Path, fresh: Callable[[], Path], cli: Comm
     cli.run("speech", "sample", run, "--seconds=0.02", "--prompt-seconds=0.03", "--clips=2", "--out", run / "more")
     expected = {"real-0.wav", "real-1.wav", "sample-0.wav", "sample-1.wav", "spectrograms.png"}
     assert {path.name for path in (run / "more").iterdir()} == expected
+
+
+def test_samples_do_not_need_a_run_that_can_be_written_to(
+    fresh: Callable[[], Path], tmp_path: Path, cli: Commands, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That of a colleague, say; and those of a checkpoint have a folder of their own."""
+    run = fresh()
+    monkeypatch.setattr("sequences.modality.SummaryWriter", forbidden)
+    draw = ["--seconds=0.02", "--prompt-seconds=0.03", "--clips=1", "--threads=1"]
+    cli.run("speech", "sample", run, *draw, "--out", tmp_path / "more")
+    expected = {"real-0.wav", "sample-0.wav", "spectrograms.png"}
+    assert {path.name for path in (tmp_path / "more").iterdir()} == expected
+    assert "not in TensorBoard: [Errno 13] Permission denied" in cli.printed
+
+    (checkpoint,) = (run / "checkpoints").iterdir()
+    before = {path.name for path in (run / "samples").iterdir()}
+    cli.run("speech", "sample", checkpoint, *draw)
+    assert {path.name for path in (run / "samples").iterdir()} == before | {checkpoint.name}
+    assert {path.name for path in (run / "samples" / checkpoint.name).iterdir()} == expected
+
+
+def test_scores_of_a_run_that_cannot_be_written_to(
+    fresh: Callable[[], Path], cli: Commands, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("commands.sequence.write_json", forbidden)
+    cli.refuse("speech", "evaluate", fresh(), "--threads=1", words="Permission denied")
+    assert "linear predictor" in cli.printed
+
+
+def forbidden(*_: object) -> None:
+    raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
 
 
 def test_part_of_a_split_and_a_corpus_that_has_moved(

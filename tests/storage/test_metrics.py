@@ -221,10 +221,31 @@ def test_a_file_that_is_too_large_is_not_read(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     path.touch()
     os.truncate(path, 100 << 30)
-    words = f"expected at most {metrics.MOST_BYTES} bytes, got {100 << 30}.*metrics.jsonl"
-    for use in (read_metrics, sample_metrics, last_metrics, MetricsWriter):
-        with pytest.raises(OSError, match=words):
+    for use, words in (
+        (read_metrics, "expected at most 536870912 bytes"),
+        (sample_metrics, "expected at most 536870912 bytes"),
+        (last_metrics, "expected such a row in its last 536870912 bytes"),
+        (MetricsWriter, "expected such a row in its last 536870912 bytes"),
+    ):
+        with pytest.raises(OSError, match=f"{words}, got {100 << 30}.*metrics.jsonl"):
             use(tmp_path)
+
+
+def test_a_long_run_is_written_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its last rows are found without reading all of its metrics."""
+    write(tmp_path, range(100))
+    monkeypatch.setattr(metrics, "MOST_BYTES", 1000)
+    monkeypatch.setattr(metrics, "_END", 100)
+    monkeypatch.setattr(metrics, "_BLOCK", 100)
+    assert (tmp_path / "metrics.jsonl").stat().st_size > 2000
+    assert last_metrics(tmp_path)["step"] == 99
+    write(tmp_path, [98, 99, 100], 97)
+    assert last_metrics(tmp_path)["step"] == 100
+    with pytest.raises(OSError, match="expected such a row in its last 1000 bytes"):
+        write(tmp_path, [4], 3)
+    assert last_metrics(tmp_path)["step"] == 100, "nothing is lost"
+    with pytest.raises(OSError, match="expected at most 1000 bytes"):
+        sample_metrics(tmp_path)
 
 
 @pytest.mark.parametrize("block", [128, 1_000, 10_000])

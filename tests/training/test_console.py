@@ -201,6 +201,9 @@ def test_long_phases_have_few_lines(sleep: Callable[[float], None]) -> None:
 
 def test_numbers_for_people() -> None:
     assert [quantity(value) for value in (0, 999, 1234, 1.2e6, 5e9)] == ["0", "999", "1.23k", "1.2M", "5G"]
+    # What is rounded up to the next unit.
+    numbers = (999.4, 999.7, 999_499, 999_936, 999_600_000, -999_700)
+    assert [quantity(value) for value in numbers] == ["999", "1k", "999k", "1M", "1G", "-1M"]
     assert [duration(seconds) for seconds in (59.9, 61, 3723, math.inf)] == ["0:59", "1:01", "1:02:03", "?"]
 
 
