@@ -3,6 +3,7 @@
 import errno
 import json
 import os
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -100,7 +101,7 @@ def test_samples_do_not_need_a_run_that_can_be_written_to(
     assert {path.name for path in (tmp_path / "more").iterdir()} == expected
     assert "not in TensorBoard: [Errno 13] Permission denied" in cli.printed
 
-    (checkpoint,) = (run / "checkpoints").iterdir()
+    *_, checkpoint = sorted((run / "checkpoints").iterdir())
     before = {path.name for path in (run / "samples").iterdir()}
     cli.run("speech", "sample", checkpoint, *draw)
     assert {path.name for path in (run / "samples").iterdir()} == before | {checkpoint.name}
@@ -112,7 +113,7 @@ def test_scores_of_a_run_that_cannot_be_written_to(
 ) -> None:
     monkeypatch.setattr("commands.sequence.write_json", forbidden)
     cli.refuse("speech", "evaluate", fresh(), "--threads=1", words="Permission denied")
-    assert "linear predictor" in cli.printed
+    assert re.search(r"linear +\d", cli.printed), cli.printed
 
 
 def forbidden(*_: object) -> None:
