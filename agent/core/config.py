@@ -306,9 +306,9 @@ class FFMConfig(BlocksConfig):
     """Angles by which each of them turns (c), so that it is known when something was."""
     span: Annotated[int, Range(2, 2**24)] = 1024
     """Steps after which the slowest trace has faded to 1 %, and the slowest turn is complete, at the beginning."""
-    spacing: Literal["even", "geometric"] = "even"
-    """How the first rates of fading and periods of turning are spaced: evenly, as in the authors' code, or with equal
-    ratios, so that there are as many short as long ones."""
+    spacing: Literal["geometric", "even"] = "geometric"
+    """How the first rates of fading and periods of turning are spaced: with equal ratios, so that there are as many
+    short as long ones, or evenly, as in the authors' code."""
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ FASTEST_RATE = 0.67
 FADED = 0.01
 """What is left of a trace when it counts as forgotten."""
 SHORTEST_PERIOD = 4.0
-"""Of turning, in steps, at the beginning with equal ratios. Evenly spaced periods begin at 1, which is no turn."""
+"""Of turning, in steps, at the beginning. In the authors' code it is 1, which is no turn."""
 
 
 class FFMState(NamedTuple):

@@ -73,8 +73,8 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "mingru": {"one-layer": MinGRUConfig(SIZE, 1, 12), "three-layers": MinGRUConfig(SIZE, 3, 12)},
     "lru": {"one-layer": LRUConfig(SIZE, 1, 12), "three-layers": LRUConfig(SIZE, 3, 12)},
     "ffm": {
-        "one-layer": FFMConfig(SIZE, 1, 12, 3, 2),
-        "three-layers": FFMConfig(SIZE, 3, 12, 2, 3, span=16, spacing="geometric"),
+        "one-layer": FFMConfig(SIZE, 1, 12, 3, 2, spacing="even"),
+        "three-layers": FFMConfig(SIZE, 3, 12, 2, 3, span=16),
     },
     "deltanet": {"one-head": DeltaNetConfig(SIZE, 1, 12, 1), "two-heads": DeltaNetConfig(SIZE, 2, 12, 2)},
     "memoryless": {"two-blocks": MemorylessConfig(SIZE, 2, 12)},

@@ -169,8 +169,8 @@ def test_ffm_is_the_formula(build: Callable[..., Any]) -> None:
         assert_same(torch.complex(*parts[0].chunk(2)), expected.flatten())
 
 
-def test_ffm_may_begin_with_as_many_short_as_long_traces() -> None:
-    layer = FFM(FFMConfig(SIZE, 1, 6, 5, 3, span=1024, spacing="geometric")).recurrences[0]
+def test_ffm_begins_with_as_many_short_as_long_traces_and_turns() -> None:
+    layer = FFM(FFMConfig(SIZE, 1, 6, 5, 3, span=1024)).recurrences[0]
     rates = layer.log_rate.exp().tolist()
     assert [rates[0], rates[-1]] == pytest.approx([0.67, math.log(100) / 1024])
     ratios = [after / before for before, after in itertools.pairwise(rates)]
@@ -178,12 +178,12 @@ def test_ffm_may_begin_with_as_many_short_as_long_traces() -> None:
     assert (2 * math.pi / layer.angle).tolist() == pytest.approx([4, 64, 1024], rel=1e-5)
 
     # A span below the shortest period.
-    short = FFM(FFMConfig(SIZE, 1, 6, 2, 2, span=2, spacing="geometric")).recurrences[0]
+    short = FFM(FFMConfig(SIZE, 1, 6, 2, 2, span=2)).recurrences[0]
     assert (2 * math.pi / short.angle).tolist() == pytest.approx([2, 2], rel=1e-5)
 
 
-def test_ffm_begins_with_traces_that_fade_and_turn_within_its_span() -> None:
-    layer = FFM(FFMConfig(SIZE, 1, 6, 5, 3, span=101)).recurrences[0]
+def test_ffm_may_begin_as_in_the_authors_code() -> None:
+    layer = FFM(FFMConfig(SIZE, 1, 6, 5, 3, span=101, spacing="even")).recurrences[0]
     gamma = torch.complex(*layer._decay()).detach()
     kept_in_a_step = gamma.abs()[:, 0]
     assert kept_in_a_step[0] == pytest.approx(0.51, abs=0.01)
