@@ -231,7 +231,7 @@ def test_one_image_above_a_vector_is_enlarged(recording: Recording) -> None:
         ([(1, 5000), (1, 5000)], True, (37, [148, 148])),
         ([(12, 16)], False, None),
         ([(2000, 3300)], False, (667, [1100])),
-        ([(1, 400)], False, (1, [400])),
+        ([(1, 1500)], False, (1, [1500])),
     ],
 )
 def test_images_of_all_sizes_are_shown(

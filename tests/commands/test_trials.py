@@ -186,6 +186,14 @@ def test_what_a_machine_lacks_is_refused(options: Any, refused: str, monkeypatch
     assert compare._bundles(trials, CompareOptions(**options, ray_address="10.0.0.1:6379"))
 
 
+@pytest.mark.parametrize("resource", ["cpus", "gpus"])
+def test_no_machine_has_a_thousand(resource: str) -> None:
+    trials = grid(cores=("gru", "lru"))
+    options: dict[str, Any] = {f"{resource}_per_trial": 1000.0}
+    with pytest.raises(UserError, match=f"{resource}-per-trial: expected at most the .*, got 1000"):
+        compare._bundles(trials, CompareOptions(**options))
+
+
 @pytest.mark.parametrize(
     ("bundles", "at_once"),
     [
