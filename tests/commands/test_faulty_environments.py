@@ -80,8 +80,8 @@ def test_the_evaluation_is_written_before_the_film(
 
     monkeypatch.setattr("commands.launch.record", kill)
     folder = tmp_path / "run"
+    words = ["--env=diagnostic:recall", "--frames=64", "--video-episodes=1"]
     with pytest.raises(Killed):
-        words = ["--env=diagnostic:recall", "--frames=64", "--video-episodes=1"]
         cli.run("launch", "--local", f"--run={folder}", *SMALL, *words)
     assert json.loads((folder / "evaluation.json").read_text())["episodes"] == 2
 
