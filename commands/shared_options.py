@@ -34,7 +34,7 @@ def words_of(options: Any, *names: str) -> str:
         if value is True:
             continue
         values = value if isinstance(value, tuple) else (value,)
-        words += [f"{each:g}" if isinstance(each, float) else str(each) for each in values]
+        words += [str(each).removesuffix(".0") if isinstance(each, float) else str(each) for each in values]
     return "".join(f" {shlex.quote(word)}" for word in words)
 
 

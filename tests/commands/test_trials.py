@@ -234,12 +234,12 @@ def test_a_trial_computes_on_its_own_cores(tmp_path: Path, monkeypatch: pytest.M
 def test_the_command_that_resumes_has_all_that_is_not_in_the_folder() -> None:
     """Where it runs, and how; what is as usual is left out."""
     words = ["--cores", "gru", "--cpus-per-trial", "2", "--gpus-per-trial", "0.25", "--remote-actors"]
-    words += ["--ray-address", "10.0.0.1:6379", "--threshold", "0.5", "--beside", "a b.json", "c.json"]
+    words += ["--ray-address", "10.0.0.1:6379", "--threshold", "0.12345678", "--beside", "a b.json", "c.0"]
     options, _, _ = parse_command("compare", words)
     said = words_of(options, *compare.AT_RESUME)
     assert shlex.split(said) == [
         "--ray-address", "10.0.0.1:6379", "--remote-actors", "--cpus-per-trial", "2", "--gpus-per-trial", "0.25",
-        "--threshold", "0.5", "--beside", "a b.json", "c.json",
+        "--threshold", "0.12345678", "--beside", "a b.json", "c.0",
     ]  # fmt: skip
     again, _, _ = parse_command("compare", ["--resume", "folder", *shlex.split(said)])
     assert all(getattr(again, name) == getattr(options, name) for name in compare.AT_RESUME)
