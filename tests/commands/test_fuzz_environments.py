@@ -5,6 +5,7 @@ ones.
 """
 
 import itertools
+import math
 import random
 import shutil
 from pathlib import Path
@@ -21,6 +22,12 @@ LAUNCH = ["launch", "--local", *cli.SMALL, "--run=NEW", "--frames=96", "--eval-e
 EVALUATE = ["evaluate", "--policy=random", "--episodes=2", "--max-episode-steps=40"]
 SECONDS = 120.0
 """A case that takes longer hangs. Most take one, those with processes of their own ten."""
+
+
+@pytest.fixture(autouse=True)
+def _few_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only cases that ask for processes have some: on a busy machine, starting them takes longer than a call may."""
+    monkeypatch.setattr("envs.processes.SLOW_STEP", math.inf)
 
 
 def arguments_of(case: int) -> list[str]:

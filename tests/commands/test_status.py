@@ -169,7 +169,8 @@ def test_runs_of_sequences(kind: str, tmp_path: Path, cli: Commands) -> None:
     first = row | {"valid/bits_per_byte": 3.25, "valid/nll": 2.25}
     second = row | {"step": 200, "loss/nll": None}
     (run.path / "metrics.jsonl").write_text(f"{json.dumps(first)}\n{json.dumps(second)}\n")
-    checkpoints.save(run.path, 200, {"weights": {"a": torch.zeros(1)}}, {})
+    parts = {name: {"a": torch.zeros(1)} for name in ("weights", "optimizer")}
+    checkpoints.save(run.path, 200, parts, {})
     rows = rows_of(run.path, cli)
     assert rows["state"] == "trained, but not evaluated"
     assert rows["progress"] == "200 of 200 steps (100.0 %)"

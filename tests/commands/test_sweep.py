@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
 
-from tests.commands.cli import ENVIRONMENT, Commands, marked, run, saved_steps, start
+from tests.commands.cli import ENVIRONMENT, Commands, marked, run, saved_steps, start, write_corpus
 from tests.commands.test_compare import table
 from tests.waiting import PATIENCE, wait_until
 
@@ -226,6 +226,7 @@ def test_a_sweep_of_sequence_models(tmp_path: Path, cli: Commands) -> None:
     folder = tmp_path / "all"
     words = ["compare", "--kind=speech", "--folder", folder, "--cores", "lstm", "wavenet", "--seeds", "0"]
     words += ["--learner.batch-size=2", "--learner.sequence-length=64", "--learner.steps=2", "--sample-seconds=0"]
+    words += ["--evaluate-tokens=300", f"--corpus.path={write_corpus('speech', tmp_path / 'voices')}"]
     assert "linear predictor" in run(*words).stdout
     assert {row["variant"] for row in table(folder / "report" / "runs.csv")} == {"lstm", "wavenet"}
 
