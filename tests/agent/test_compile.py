@@ -85,7 +85,8 @@ def test_learning_is_one_graph(build: Callable[..., Any], backend: str, config: 
     assert counter.frame_count == 1
 
 
-@pytest.mark.parametrize("cached", [True, pytest.param(False, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("cached", [True, False])
 def test_acting_is_three_graphs(build: Callable[..., Any], cached: bool) -> None:
     """One for a segment's first step, one for its last, and one for all others."""
     torch.compiler.reset()

@@ -76,6 +76,7 @@ def test_a_trained_custom_core_is_shown(averaging: Path, tmp_path: Path, cli: Co
     cli.refuse("evaluate", tmp_path / "small", "--allow=core:other:Core", words=f"--allow core:{AVERAGE}")
 
 
+@pytest.mark.slow
 def test_a_transformer_of_ones_own_has_attention(tmp_path: Path, cli: Commands) -> None:
     """A subclass keeps all that its base has; its segments decide how long unrolls may be."""
     folder = tmp_path / "run"

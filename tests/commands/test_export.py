@@ -275,6 +275,7 @@ def test_columns_of_actions_are_named_in_an_exported_file(tmp_path: Path, cli: C
     assert [column.get("effect") for column in said["policy"]["columns"]] == [None, "none", "none", "tanh"]
 
 
+@pytest.mark.slow
 def test_an_exported_file_says_how_texts_become_ids(tmp_path: Path, cli: Commands) -> None:
     run = tmp_path / "run"
     env = "gym:tests.envs.odd:Many-v0"

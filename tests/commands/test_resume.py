@@ -287,6 +287,7 @@ def test_a_pipe_whose_reader_ends(where: str, tmp_path: Path) -> None:
     assert saved_steps(folder)[-1] > 0
 
 
+@pytest.mark.slow
 def test_a_terminal_of_60_columns_that_is_closed(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     master, slave = pty.openpty()

@@ -73,7 +73,10 @@ def test_states_of_another_form_are_refused(spec: str) -> None:
         env.set_state(without)
 
 
-@pytest.mark.parametrize("name", ["Rooms", "Rooms-Full", "Rooms-Transfer", "Rooms-SmallRecall", "Rooms-SmallRecall66"])
+REGISTERED = ["Rooms", "Rooms-Full", "Rooms-SmallRecall", "Rooms-SmallRecall66"]
+
+
+@pytest.mark.parametrize("name", [*REGISTERED, pytest.param("Rooms-Transfer", marks=pytest.mark.slow)])
 def test_registered_names(name: str) -> None:
     env = gymnasium.make(f"compressive/{name}-v0", render_mode="rgb_array")
     check_env(env.unwrapped, skip_render_check=False)

@@ -230,7 +230,12 @@ SPANS = {
 """Least and greatest number of steps that a memory has to bridge; the names of other variants state it."""
 
 
-@pytest.mark.parametrize("variant", list(VARIANTS))
+# Surfaces of `transfer` and its like take seconds to draw, and do not change the rounds.
+DRAWN = ("transfer", "transfer-choose", "unseen")
+BY_DRAWING = [pytest.param(name, marks=[pytest.mark.slow] if name in DRAWN else []) for name in VARIANTS]
+
+
+@pytest.mark.parametrize("variant", BY_DRAWING)
 def test_memory_spans_of_the_variants(variant: str) -> None:
     rows = 8 if variant in SPANS else 1
     env = RoomsVectorEnv(rows, VARIANTS[variant])

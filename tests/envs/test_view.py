@@ -280,7 +280,10 @@ def test_walls_are_128_u_high_and_the_eye_50_above_the_floor() -> None:
     assert painted_by("floors") == list(range(43, 72))
 
 
-@pytest.mark.parametrize(("shrink", "spec"), [(2, "full-half"), (2, "transfer"), (3, "full"), (3, "small")])
+@pytest.mark.parametrize(
+    ("shrink", "spec"),
+    [(2, "full-half"), (3, "full"), (3, "small"), pytest.param(2, "transfer", marks=pytest.mark.slow)],
+)
 def test_smaller_images_are_means_over_blocks_of_the_view(shrink: int, spec: str) -> None:
     large = dataclasses.replace(VARIANTS[spec], image_height=72, image_width=96, shrink=1)
     height, width = 72 // shrink, 96 // shrink

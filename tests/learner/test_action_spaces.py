@@ -92,7 +92,7 @@ class Imitation(gymnasium.Env[Any, Any]):
         return (chosen == right).astype(float).tolist()
 
 
-CASES = [pytest.param(name, "vector", marks=[] if name == "Box" else [pytest.mark.slow]) for name in SPACES]
+CASES = [pytest.param(name, "vector", marks=pytest.mark.slow) for name in SPACES]
 CASES += [pytest.param("Discrete from 3", "parts", marks=pytest.mark.slow), pytest.param("Dict", "parts")]
 
 
