@@ -15,6 +15,8 @@ from envs.actions import Part
 
 RENDERED_STEPS = 3000
 """Most steps of an episode of which environments draw something."""
+ELEMENTS_AT_ONCE = 1 << 22
+"""Numbers of a matrix of steps by steps that are computed at once."""
 
 Situation = dict[str, Any]
 """What an environment knows of a step beside the observation, by name: words, or words with an x and a y."""
@@ -31,10 +33,6 @@ class Compressed(NamedTuple):
     slots: np.ndarray
     steps: np.ndarray
     inputs: np.ndarray
-
-
-ELEMENTS_AT_ONCE = 1 << 22
-"""Numbers of a matrix of steps by steps that are computed at once."""
 
 
 class Attention(NamedTuple):

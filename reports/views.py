@@ -18,8 +18,8 @@ WIDTH = 300
 """Pixels: width of a vector's picture if nothing is drawn above it."""
 GAP = 4
 """Pixels between images that are beside each other."""
-MOST_PIXELS = 1600
-"""Greatest height and width of a picture: ten of them beside each other fit into a file of WebP, larger ones do not."""
+MOST_PIXELS = 1500
+"""Greatest height and width of images. With a vector below, ten beside or above each other fit into a file of WebP."""
 MOST_STRETCHED = 4
 """How many times as wide as high an image is shown at most, beside others."""
 BACKGROUND = (18, 20, 26)
@@ -95,9 +95,10 @@ def _layout(recording: Recording) -> tuple[list[Panel], int]:
             widths.append(min(max(1, width), MOST_STRETCHED * height))
 
     gaps = GAP * (len(names) - 1)
-    scale = min(1.0, (MOST_PIXELS - gaps) / sum(widths), MOST_PIXELS / height)
+    enlarged = 1
     if len(names) < len(shapes):
-        scale = max(scale, math.ceil((WIDTH - gaps) / sum(widths)))
+        enlarged = max(1, math.ceil((WIDTH - gaps) / sum(widths)))
+    scale = min(enlarged, (MOST_PIXELS - gaps) / sum(widths), MOST_PIXELS / height)
     found: list[Panel] = []
     left = 0
     for name, width in zip(names, widths, strict=True):

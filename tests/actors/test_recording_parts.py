@@ -224,10 +224,12 @@ def test_one_image_above_a_vector_is_enlarged(recording: Recording) -> None:
 @pytest.mark.parametrize(
     ("sizes", "with_vector", "expected"),
     [
-        ([(480, 640), (480, 640), (480, 640)], False, (398, [530, 530, 530])),  # three cameras
+        ([(480, 640), (480, 640), (480, 640)], False, (373, [497, 497, 497])),  # three cameras
+        ([(480, 640), (480, 640), (480, 640)], True, (373, [497, 497, 497])),
+        ([(3000, 10), (3000, 10)], True, (1500, [5, 5])),
         ([(32, 32), (1, 64)], False, (32, [32, 128])),  # a strip, which is not as wide as it would have to be
         ([(32, 32), (1, 64)], True, (64, [64, 256])),
-        ([(3000, 100), (100, 100)], False, (1544, [51, 1544])),
+        ([(3000, 100), (100, 100)], False, (1447, [48, 1447])),
         ([(1, 5000), (1, 5000)], True, (37, [148, 148])),
         ([(12, 16)], False, None),
         ([(2000, 3300)], False, (667, [1100])),
