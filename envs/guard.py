@@ -6,6 +6,8 @@ import signal
 import sys
 import threading
 import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -88,12 +90,12 @@ class calling:
         if threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGALRM, _ring)  # at every call: other code may have set a handler of its own
             _call = self
-            signal.setitimer(signal.ITIMER_REAL, _limit / 2, _limit / 2)
+            _wind(_limit / 2)
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
         global _call
         if _call is self:
-            signal.setitimer(signal.ITIMER_REAL, 0)
+            _wind(0)
             _call = None
         if error is None or isinstance(error, (KeyboardInterrupt, GeneratorExit, EnvironmentFailed)):
             return
@@ -111,6 +113,20 @@ class calling:
         if isinstance(error, ProcessDied):
             failed = EnvironmentLost
         raise failed(f"environment {self.task} failed {self}: {describe_error(error)}") from error
+
+
+@contextmanager
+def not_counted() -> Iterator[None]:
+    """Within the call that is made now: this block does not count, and the whole time is left after it."""
+    is_limited = _call is not None and threading.current_thread() is threading.main_thread()
+    if is_limited:
+        _wind(0)
+    try:
+        yield
+    finally:
+        if is_limited and _call is not None:
+            _call.rings = 0
+            _wind(_limit / 2)
 
 
 def close(envs: "VectorEnv", task: str) -> None:
@@ -187,6 +203,11 @@ def _place(error: BaseException) -> str:
     if not lines:
         return ""
     return "\n" + "".join(lines).rstrip()
+
+
+def _wind(seconds: float) -> None:
+    """Lets the timer ring every so many seconds; never for 0."""
+    signal.setitimer(signal.ITIMER_REAL, seconds, seconds)
 
 
 def _ring(number: int, frame: Any) -> None:

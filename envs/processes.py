@@ -29,11 +29,13 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space, create_empty_array
 from numpy.typing import NDArray
 
-from envs.guard import ForeignError, Interrupted, OutputError, ProcessDied, about_options, describe_error
+from envs.guard import ForeignError, Interrupted, OutputError, ProcessDied, about_options, describe_error, not_counted
 from envs.observations import Instructed
 from envs.outputs import number
 
 MakeEnv = Callable[[], gymnasium.Env[Any, Any]]
+START_SECONDS = 300.0
+"""Longest time for a process to start: it imports packages, which takes long on a busy machine or a slow disk."""
 JOIN_SECONDS = 5.0
 """Time for a process to close its environments before it is killed."""
 SLOW_STEP = 0.0005
@@ -305,25 +307,19 @@ class ProcessVectorEnv(VectorEnv):
     def __init__(
         self, make: MakeEnv, num_envs: int, processes: int, quiet: bool = False, import_main: bool = True
     ) -> None:
-        # Not forked: a fork of a process with threads may hang, and would keep the other processes' pipes open.
-        context = multiprocessing.get_context("spawn")
         self.num_envs = num_envs
         self._errors = tempfile.NamedTemporaryFile() if quiet else None  # noqa: SIM115
-        errors = self._errors.name if self._errors else None
         # How many environments each process has, and where its rows of a batch begin, the first one's left out.
         shares = [len(share) for share in np.array_split(np.arange(num_envs), processes)]
         self._splits = np.cumsum(shares)[:-1]
         self._pipes: list[Connection] = []
         self.processes: list[Any] = []
-        for share in shares:
-            ours, theirs = context.Pipe()
-            process = context.Process(target=_serve, args=(theirs, make, share, errors), daemon=True)
-            main = nullcontext() if import_main else _without_main()
-            with main:
-                process.start()
-            theirs.close()
-            self._pipes.append(ours)
-            self.processes.append(process)
+        with not_counted():
+            with nullcontext() if import_main else _without_main():
+                for share in shares:
+                    self._start(make, share)
+            for index in range(processes):
+                self._wait_for_start(index)
         shown = [self._answer(index) for index in range(processes)]
         self.single_observation_space, self.single_action_space, self.metadata = shown[0]
         try:
@@ -366,10 +362,32 @@ class ProcessVectorEnv(VectorEnv):
         # Each answer has the same values: observations, rewards and so on. Each value is joined over the processes.
         return [_joined(parts) for parts in zip(*answers, strict=True)]
 
+    def _start(self, make: MakeEnv, num_envs: int) -> None:
+        """Begins a process that makes so many environments."""
+        # Not forked: a fork of a process with threads may hang, and would keep the other processes' pipes open.
+        context = multiprocessing.get_context("spawn")
+        ours, theirs = context.Pipe()
+        errors = self._errors.name if self._errors else None
+        process = context.Process(target=_serve, args=(theirs, make, num_envs, errors), daemon=True)
+        process.start()
+        theirs.close()
+        self._pipes.append(ours)
+        self.processes.append(process)
+
+    def _wait_for_start(self, index: int) -> None:
+        """Returns when a process is about to make its environments, which is the first that counts as theirs."""
+        if not self._pipes[index].poll(START_SECONDS):
+            self.close()
+            raise ProcessDied(f"{self._name(index)} has not started within {START_SECONDS:g} s")
+        self._answer(index)
+
+    def _name(self, index: int) -> str:
+        return f"environment process {index} of {len(self.processes)}"
+
     def _answer(self, index: int) -> Any:
         """What a process returned; raises what it raised, and an error if it died or hangs."""
         process = self.processes[index]
-        name = f"environment process {index} of {len(self.processes)}"
+        name = self._name(index)
         try:
             answer = self._pipes[index].recv()
         except (EOFError, ConnectionError):
@@ -432,6 +450,7 @@ def _serve(pipe: Connection, make: MakeEnv, num_envs: int, errors: str | None) -
     threading.Thread(target=_end_with, args=(multiprocessing.parent_process(),), daemon=True).start()
     envs = None
     try:
+        pipe.send("started")
         envs = batch(make, num_envs)
         pipe.send((envs.single_observation_space, envs.single_action_space, envs.metadata))
         while True:

@@ -71,7 +71,9 @@ def _run(arguments: list[str], folder: str, environment: dict[str, str]) -> None
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     sys.modules["ray"] = None  # importing it is an ImportError
     from commands import main
+    from envs.processes import limit_cores
 
+    limit_cores(1)  # environments have processes only where a case asks for them: starting one takes seconds
     main(arguments)
 
 

@@ -5,7 +5,6 @@ ones.
 """
 
 import itertools
-import math
 import random
 import shutil
 from pathlib import Path
@@ -26,8 +25,8 @@ SECONDS = 120.0
 
 @pytest.fixture(autouse=True)
 def _few_processes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Only cases that ask for processes have some: on a busy machine, starting them takes longer than a call may."""
-    monkeypatch.setattr("envs.processes.SLOW_STEP", math.inf)
+    """Only cases that ask for processes have some, as in `run_case`."""
+    monkeypatch.setattr("envs.processes.most_cores", 1)
 
 
 def arguments_of(case: int) -> list[str]:
@@ -36,13 +35,11 @@ def arguments_of(case: int) -> list[str]:
     env = f"{NAME},case={case}"
     if draw.random() < 0.3:
         env += ",max_episode_steps=6"
-    seconds = 1
     if draw.random() < 0.04:
         env += ",processes=1"
-        seconds = 30  # starting a process takes some
     if draw.random() < 0.2:
-        return [*EVALUATE, "--env", env, f"--step-seconds={seconds}"]
-    launch = [*LAUNCH, "--env", env, f"--actors.step-seconds={seconds}", "--actors.max-episode-steps=40"]
+        return [*EVALUATE, "--env", env, "--step-seconds=1"]
+    launch = [*LAUNCH, "--env", env, "--actors.step-seconds=1", "--actors.max-episode-steps=40"]
     if draw.random() < 0.2:
         launch.append("--video-episodes=1")
     return launch

@@ -164,6 +164,39 @@ def test_a_process_that_hangs_is_named_and_ended(monkeypatch: pytest.MonkeyPatch
     gone(pids_of(env))
 
 
+class SlowToArrive:
+    """Makes environments in a process that takes half a second to start: it imports what it is sent."""
+
+    def __init__(self, seconds_to_make: float = 0) -> None:
+        self.seconds_to_make = seconds_to_make
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        time.sleep(0.5)
+        self.__dict__ = state
+
+    def __call__(self) -> Tally:
+        time.sleep(self.seconds_to_make)
+        return Tally()
+
+
+def test_the_start_of_a_process_is_not_a_call_that_takes_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(guard, "_limit", 0.4)
+    with guard.calling("gym:Tally", "while it was made"):
+        env = batch(SlowToArrive(), 1, processes=1)
+    env.close()
+
+    # The time to make them counts.
+    hangs = "^environment gym:Tally hangs while it was made: .*in environment process 0 of 1"
+    with pytest.raises(envs.EnvironmentLost, match=hangs), guard.calling("gym:Tally", "while it was made"):
+        batch(SlowToArrive(10_000), 1, processes=1)
+
+
+def test_a_process_that_does_not_start_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("envs.processes.START_SECONDS", 0.01)
+    with pytest.raises(ProcessDied, match=r"^environment process 0 of 1 has not started within 0.01 s$"):
+        batch(SlowToArrive(), 1, processes=1)
+
+
 def test_a_process_that_dies_is_noticed() -> None:
     env = batch(Tally, 2, processes=2)
     env.reset(seed=0)
