@@ -4,10 +4,12 @@ import contextlib
 import dataclasses
 import functools
 import json
+import math
 import os
 import shlex
 import sys
 import time
+from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -19,6 +21,7 @@ from agent.encoders import part_shapes
 from agent.precision import describe_precision
 from commands.options import LaunchOptions
 from envs import EnvironmentFailed, limit_calls, prepare, tasks
+from envs.specs import parse_spec
 from reports.tables import evaluation_rows, print_evaluations
 from storage.errors import StorageError, UserError, user_errors
 from storage.run import Run
@@ -30,6 +33,9 @@ from training.presets import describe_preset
 from training.signals import stop_on_signals
 from training.trainer import Trainer
 from training.trust import permissions
+
+ENOUGH_PIXELS = 60
+"""Rows and columns of images in which agents see enough of most environments: rooms have 72 x 96, or 36 x 48."""
 
 
 def launch(options: LaunchOptions) -> None:
@@ -131,6 +137,8 @@ def _describe(options: LaunchOptions, trainer: Trainer, console: Console) -> Non
         lines[f"stage {number}"] = stage
     lines["preset"] = describe_preset(config.preset)
     lines["environment"] = f"{config.env} ({observed}), {repeat}"
+    if not trainer.restored and (hint := _about_large_images(config.env, part_shapes(seen.observation_shape))):
+        lines["images"] = hint
     if config.eval_env:
         lines["evaluated in"] = config.eval_env
     lines["agent"] = f"{core_name(config)} core, {quantity(parameters)} parameters, {learning}"
@@ -144,6 +152,19 @@ def _describe(options: LaunchOptions, trainer: Trainer, console: Console) -> Non
     if trainer.restored:
         say_skipped(console, trainer.restored.skipped)
         say(console, f"resumed from {trainer.restored.path} at {quantity(trainer.frames)} frames")
+
+
+def _about_large_images(env: str, shapes: Sequence[tuple[int, ...]]) -> str:
+    """How large images can be made smaller; empty if none is large, or the environment has no field for it."""
+    sizes = [shape[:2] for shape in shapes if len(shape) == 3]
+    height, width = max(sizes, key=min, default=(0, 0))
+    shrink = min(height, width) // ENOUGH_PIXELS
+    has_field = len(tasks(env)) == 1 and parse_spec(env).kind in ("gym", "dm") and "shrink" not in env
+    if shrink < 2 or not has_field:
+        return ""
+    smaller = f"{math.ceil(height / shrink)} x {math.ceil(width / shrink)}"
+    option = shlex.quote(f"{env},shrink={shrink}")
+    return f"{height} x {width} pixels are slow to learn from; {smaller} with --env {option}"
 
 
 def _ray(options: LaunchOptions, trainer: Trainer, console: Console) -> contextlib.AbstractContextManager[None]:

@@ -189,7 +189,8 @@ def make_env(name: str, /, **fields: Any) -> gymnasium.Env[Any, Any]:
     """The `dm_env.Environment` that "module:constructor" makes with the fields, as `gym.adapt` shows it.
 
     The constructor is a subclass of `dm_env.Environment`, or a function that is annotated to return one. If it takes
-    a `seed`, episodes depend on the seeds that `reset` gets.
+    a `seed`, episodes depend on the seeds that `reset` gets. `shrink` is that of `gym.adapt`, unless it has such a
+    parameter itself.
     """
     if not all(name.partition(":")):
         raise ValueError("expected a module and a constructor in it, as in dm:module:Class")
@@ -205,5 +206,7 @@ def make_env(name: str, /, **fields: Any) -> gymnasium.Env[Any, Any]:
         if inspect.isclass(made) and issubclass(made, gymnasium.Env):
             got = f"a gymnasium.Env, whose spec is gym:{name}"
         raise ValueError(f"expected {expected}, got {got}")
-    inspect.signature(make).bind(**fields)
-    return adapt(DmEnv(functools.partial(make, **fields)))
+    parameters = inspect.signature(make)
+    shrink = 1 if "shrink" in parameters.parameters else fields.pop("shrink", 1)
+    parameters.bind(**fields)
+    return adapt(DmEnv(functools.partial(make, **fields)), shrink)

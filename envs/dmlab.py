@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from envs.dmlab30 import BY_NAME, PATH
 from envs.lab_interface import ACTION_SETS, INSTRUCTION_WORDS, action_rows
 from envs.level_cache import LevelCache, default_folder
+from envs.observations import block_means
 from envs.processes import batch
 from envs.words import VOCABULARY, hash_words
 
@@ -279,16 +280,6 @@ def image_size(height: int | None, width: int | None, shrink: int) -> tuple[int,
     if width is None:
         width = WIDTH // shrink
     return height, width
-
-
-def block_means(view: NDArray[np.uint8], k: int) -> NDArray[np.uint8]:
-    """Means over blocks of k x k pixels of a view [k H, k W, 3], halves rounded up, as `envs.rooms.env.average`."""
-    if k == 1:
-        return np.array(view)
-    height, width, channels = view.shape
-    blocks = view.reshape(height // k, k, width // k, k, channels)
-    sums = blocks.sum(axis=(1, 3), dtype=np.int64)
-    return ((2 * sums + k * k) // (2 * k * k)).astype(np.uint8)
 
 
 def make(level: str, num_envs: int, *, cache_gigabytes: float = 2.0, processes: int = 1, **fields: Any) -> VectorEnv:

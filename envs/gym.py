@@ -10,11 +10,12 @@ import os
 import re
 import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import dm_env
 import gymnasium
 import numpy as np
 from gymnasium import spaces
@@ -57,7 +58,8 @@ def make_env(name: str, /, **fields: Any) -> Env:
         name: as in `gymnasium.make`, for instance "CartPole-v1" or "package:Id-v0", which imports the package first;
             or "module:Class" of an environment that is not registered, or "module:function" that makes one.
         fields: arguments of the environment and of `gymnasium.make`, such as max_episode_steps. Of MiniGrid also
-            `view`, "symbols" or "pixels", and `tile`, height and width of a cell in pixels; see `_minigrid`.
+            `view`, "symbols" or "pixels", and `tile`, height and width of a cell in pixels; see `_minigrid`. `shrink`
+            as of `adapt`, unless the environment has such a parameter itself.
 
     Raises:
         ValueError: if there is no such id or field, or the spaces are not supported.
@@ -67,7 +69,8 @@ def make_env(name: str, /, **fields: Any) -> Env:
         raise ValueError("expected an id such as CartPole-v1, or package:id")
     identity = spec_of_object(name) or register(name)
     is_object = isinstance(identity, EnvSpec)
-    of_view = _taken(identity, fields)
+    of_images = _taken(identity, fields, ("shrink",))
+    of_view = _taken(identity, fields, ("view", "tile"))
     if isinstance(identity, EnvSpec) and "id" in fields:  # which `gymnasium.make` calls its own first parameter
         identity.kwargs["id"] = fields.pop("id")
     try:
@@ -97,12 +100,12 @@ def make_env(name: str, /, **fields: Any) -> Env:
         env = _minigrid(env, **of_view)
     elif of_view:
         raise ValueError(f"{' and '.join(of_view)}: expected an environment of MiniGrid, or one with such a parameter")
-    return adapt(env)
+    return adapt(env, **of_images)
 
 
-def _taken(identity: str | EnvSpec, fields: dict[str, Any]) -> dict[str, Any]:
-    """Takes `view` and `tile` out of the fields, those of them that are no parameters of the environment itself."""
-    names = [name for name in ("view", "tile") if name in fields]
+def _taken(identity: str | EnvSpec, fields: dict[str, Any], names: Sequence[str]) -> dict[str, Any]:
+    """Takes those of the names out of the fields that are no parameters of the environment itself."""
+    names = [name for name in names if name in fields]
     if not names:
         return {}
     own: Any = {}
@@ -116,17 +119,23 @@ def _taken(identity: str | EnvSpec, fields: dict[str, Any]) -> dict[str, Any]:
 def spec_of_object(name: str) -> EnvSpec | None:
     """What gymnasium makes an environment from that is no registered id, but a class or function; None for an id.
 
-    Raises an ImportError if there is no such module.
+    Raises:
+        ImportError: if there is no such module.
+        ValueError: for another class.
     """
     module, colon, identity = name.partition(":")
     if not colon or package_of(name):
         return None
     imported = import_named(module, f"gym:{name}")
-    found = getattr(imported, identity, None)
-    is_class = isinstance(found, type) and issubclass(found, gymnasium.Env)
-    makes_one = is_class or inspect.isfunction(found)
-    if not makes_one or identity in gymnasium.registry:
+    found: Any = getattr(imported, identity, None)
+    is_class = inspect.isclass(found)
+    if identity in gymnasium.registry or not (is_class or inspect.isfunction(found)):
         return None
+    if is_class and not issubclass(found, gymnasium.Env):
+        got = f"the class {found.__module__}.{found.__qualname__}, which is none: wrap it in one"
+        if issubclass(found, dm_env.Environment):
+            got = f"a dm_env.Environment, whose spec is dm:{name}"
+        raise ValueError(f"expected a gymnasium.Env, or a function that makes one, got {got}")
     return EnvSpec(f"{identity}-v0", entry_point=found)
 
 
@@ -209,7 +218,7 @@ def import_installed(module: str, spec: str, installation: str) -> Any:
     return found
 
 
-def adapt(env: Env) -> Env:
+def adapt(env: Env, shrink: int = 1) -> Env:
     """The environment with observations and actions of the few forms that agents know.
 
     Observations are images, vectors, several of these, or one of all that beside words; see `envs.observations`.
@@ -217,11 +226,12 @@ def adapt(env: Env) -> Env:
 
     Args:
         env: returns what its spaces say; see `envs.outputs.checked`.
+        shrink: images are made smaller by so many times a side; see `shown_as`.
 
     Raises:
         ValueError: for spaces that have no such form; see `shown_as` and `action_vector`.
     """
-    return adapt_observations(adapt_actions(env))
+    return adapt_observations(adapt_actions(env), shrink)
 
 
 def _minigrid(env: Env, view: str = "symbols", tile: int = 8) -> Env:

@@ -31,6 +31,8 @@ MOST_WORDS = 32
 """Most words of an instruction that are kept."""
 NUMBERS_NAME = "numbers"
 """Name of the part that is a vector."""
+LARGEST_SHRINK = 64
+"""Images can be made smaller by up to so many times a side."""
 MOST_NAMED = 32
 """Most elements of a vector that have names."""
 
@@ -72,16 +74,21 @@ class Instructed(TransformObservation):
         return self.read(self.latest)
 
 
-def adapt_observations(env: Env) -> Env:
+def adapt_observations(env: Env, shrink: int = 1) -> Env:
     """The environment with observations as `shown_as` says.
 
     `metadata["observation_names"]` has the parts' names, and `metadata["element_names"]` those of a vector's elements,
     if the environment does not name them itself.
 
     Raises:
-        ValueError: see `shown_as`.
+        ValueError: see `shown_as`; and for a `shrink` that is none, or without an image.
     """
-    shown = shown_as(env.observation_space)
+    space = env.observation_space
+    if type(shrink) is not int or not 1 <= shrink <= LARGEST_SHRINK:
+        raise ValueError(f"shrink: expected an integer from 1 to {LARGEST_SHRINK}, got {shrink!r}")
+    if shrink > 1 and not any(image_as(part) for _, part in leaves(space)):
+        raise ValueError(f"shrink: expected observations with an image, got {line(space)}")
+    shown = shown_as(space, shrink=shrink)
     if shown.convert is None:
         return env
     adapted: Env
@@ -96,13 +103,14 @@ def adapt_observations(env: Env) -> Env:
     return adapted
 
 
-def shown_as(space: spaces.Space[Any], rows: int | None = None) -> ObservationForm:
+def shown_as(space: spaces.Space[Any], rows: int | None = None, shrink: int = 1) -> ObservationForm:
     """How observations of a space are shown; see the module.
 
     Args:
         space: of one environment.
         rows: None if observations of one environment are converted. Else those of so many: arrays [rows, ...] at every
             leaf of a nest, and a sequence of texts.
+        shrink: images are means over blocks of so many pixels a side; see `block_means`.
 
     Raises:
         ValueError: for OneOf, Sequence, Graph and spaces of other libraries, for nests without numbers and texts, and
@@ -114,7 +122,7 @@ def shown_as(space: spaces.Space[Any], rows: int | None = None) -> ObservationFo
     for place, part in leaves(space):
         image = image_as(part)
         if image is not None:
-            images[place] = image
+            images[place] = _shrunk(image, shrink)
         elif isinstance(part, spaces.Text):
             texts[place] = part
         elif isinstance(part, NUMERIC):
@@ -225,6 +233,34 @@ def image_as(space: spaces.Space[Any]) -> ObservationForm | None:
     if is_unscaled:
         return ObservationForm(shown, show)
     return ObservationForm(shown, _watched(show, high))
+
+
+def _shrunk(image: ObservationForm, k: int) -> ObservationForm:
+    """How an image is shown at a kth of its size."""
+    if k == 1:
+        return image
+    height, width, channels = image.space.shape or ()
+    smaller = spaces.Box(0, 255, (-(-height // k), -(-width // k), channels), np.uint8)
+    convert = image.convert or _unchanged
+    return ObservationForm(smaller, lambda observation: block_means(convert(observation), k))
+
+
+def block_means(image: NDArray[np.uint8], k: int) -> NDArray[np.uint8]:
+    """Means over blocks of k x k pixels of images [..., height, width, channels], halves rounded up.
+
+    The last blocks of a side that is no multiple of k are smaller.
+    """
+    if k == 1:
+        return np.array(image)
+    height, width = image.shape[-3:-1]
+    rows = np.arange(0, height, k)
+    columns = np.arange(0, width, k)
+    sums = np.add.reduceat(image, rows, axis=-3, dtype=np.uint32)
+    sums = np.add.reduceat(sums, columns, axis=-2)
+    rows_of_blocks = np.diff(rows, append=height)
+    columns_of_blocks = np.diff(columns, append=width)
+    pixels = np.multiply.outer(rows_of_blocks, columns_of_blocks)[..., None].astype(np.uint32)
+    return ((2 * sums + pixels) // (2 * pixels)).astype(np.uint8)
 
 
 def _watched(show: Convert, high: float) -> Convert:

@@ -13,6 +13,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from actors import ClusterError, LocalPool
 from commands import COMMANDS
+from commands.launch import _about_large_images
 from commands.parsing import is_fixed
 from commands.parsing import parse_launch as parse
 from learner.errors import LearnersLost
@@ -275,3 +276,15 @@ def test_help_and_version_of_the_program(cli: Commands) -> None:
         printed = cli.run(*words)
         assert all(name in printed for name in COMMANDS)
     assert re.fullmatch(r"compressive (\d+\.\d+\S*|\(not installed\))\n", cli.run("--version"))
+
+
+def test_a_run_says_how_large_images_become_smaller() -> None:
+    large = (240, 320, 3)
+    said = _about_large_images("gym:VizdoomBasic-v1", [large, (1,)])
+    assert said == "240 x 320 pixels are slow to learn from; 60 x 80 with --env gym:VizdoomBasic-v1,shrink=4"
+    assert "105 x 80 with --env dm:my:Game,shrink=2" in _about_large_images("dm:my:Game", [(30, 30, 1), (210, 160, 3)])
+
+    # Nothing is said of small images and vectors, of environments without the field, and of those that have it.
+    assert not _about_large_images("gym:Small-v0", [(84, 119, 4), (500,)])
+    for env in ("envpool:Large-v0", "rooms:full,image_height=240", "gym:a:B,shrink=2", "gym:A-v0,gym:B-v0"):
+        assert not _about_large_images(env, [large])

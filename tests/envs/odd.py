@@ -196,9 +196,19 @@ class Many(gymnasium.Env):
 class Named(Odd):
     """Its parameters have names that mean something for other environments."""
 
-    def __init__(self, view: str = "first", tile: int = 8, id: str = "a") -> None:
+    def __init__(self, view: str = "first", tile: int = 8, id: str = "a", shrink: float = 1) -> None:
         super().__init__()
-        self.given = (view, tile, id)
+        self.given = (view, tile, id, shrink)
+
+
+class OldGym:
+    """It has the methods of the gym that gymnasium came from, and is no `gymnasium.Env`."""
+
+    def reset(self) -> Any:
+        return SEEN
+
+    def step(self, action: int) -> Any:
+        return SEEN, 0.0, False, {}
 
 
 class Fading(Odd):

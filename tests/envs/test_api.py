@@ -12,6 +12,7 @@ import pytest
 from gymnasium.utils.env_checker import check_env
 
 import envs
+from envs.observations import block_means
 from envs.registry import rooms_config
 from envs.rooms import VARIANTS, RoomsConfig, RoomsEnv, RoomsVectorEnv
 from envs.rooms.config import RANGES
@@ -176,10 +177,20 @@ def test_a_function_that_makes_an_environment(fields: str, steps: int) -> None:
 
 
 def test_fields_are_the_environments_own_if_it_has_such_parameters() -> None:
-    env = envs.make_vector("gym:tests.envs.odd:Named,view=third,tile=4,id=b", 1)
-    assert env.envs[0].unwrapped.given == ("third", 4, "b")  # type: ignore[attr-defined]
+    env = envs.make_vector("gym:tests.envs.odd:Named,view=third,tile=4,id=b,shrink=0.5", 1)
+    assert env.envs[0].unwrapped.given == ("third", 4, "b", 0.5)  # type: ignore[attr-defined]
     registered = envs.make_vector("gym:tests.envs.odd:Named-v0,view=third,tile=4", 1)
-    assert registered.envs[0].unwrapped.given == ("third", 4, "a")  # type: ignore[attr-defined]
+    assert registered.envs[0].unwrapped.given == ("third", 4, "a", 1)  # type: ignore[attr-defined]
+
+
+def test_images_of_environments_are_made_smaller() -> None:
+    """The level through dm_env, and an image beside numbers, in processes of their own."""
+    rooms = envs.make_vector("dm:envs.dm:RoomsDmEnv,config=small,shrink=2", 1)
+    whole = envs.make_vector("dm:envs.dm:RoomsDmEnv,config=small", 1)
+    assert (rooms.reset(seed=1)[0] == block_means(whole.reset(seed=1)[0], 2)).all()
+    camera = envs.make_vector("gym:tests.envs.odd:Camera-v0,shrink=4,processes=1", 1)
+    assert [part.shape for part in camera.single_observation_space] == [(2, 3, 3), (2,)]  # type: ignore[attr-defined]
+    camera.close()
 
 
 @pytest.mark.parametrize(
@@ -205,6 +216,8 @@ def test_fields_are_the_environments_own_if_it_has_such_parameters() -> None:
         ("gym:CartPol-v1", "gym:CartPol-v1: .* Did you mean: `CartPole`"),
         ("gym:CartPole-v1,gravity=3", "unexpected keyword argument 'gravity'"),
         ("gym:CartPole-v1,view=pixels", "view: expected an environment of MiniGrid, or one with such a parameter"),
+        ("gym:tests.envs.odd:OldGym", r"got the class tests\.envs\.odd\.OldGym, which is none: wrap it in one$"),
+        ("gym:CartPole-v1,shrink=2", "gym:CartPole-v1,shrink=2: shrink: expected observations with an image"),
         ("gym:tests.envs.odd:Odd,view=pixels,tile=3", "view and tile: expected an environment of MiniGrid"),
         ("gym:envs.mine:Env", r"got 'envs.mine'; the folder envs here is hidden by .*envs.__init__.py: rename it"),
         ("gym:CartPole-v1,processes=none", "processes: expected a whole number, got 'none'"),
@@ -218,7 +231,7 @@ def test_fields_are_the_environments_own_if_it_has_such_parameters() -> None:
         ("gym:nowhere:Id-v0", "gym:nowhere:Id-v0: expected a module .* or an installed one, got 'nowhere'$"),
         ("gym:odd.py:Odd", "got 'odd.py'; without its ending: gym:odd:Odd"),
         ("gym:tests.envs.odd:Even", "Nor has tests.envs.odd a gymnasium.Env, or a function, of the name Even."),
-        ("gym:tests.envs.odd:OddDm", "Nor has tests.envs.odd a gymnasium.Env, or a function, of the name OddDm."),
+        ("gym:tests.envs.odd:OddDm", "got a dm_env.Environment, whose spec is dm:tests.envs.odd:OddDm$"),
         (
             "gym:tests.envs.odd:itertools",
             "Nor has tests.envs.odd a gymnasium.Env, or a function, of the name itertools.",

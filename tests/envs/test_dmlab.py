@@ -20,6 +20,7 @@ from envs import dmlab
 from envs.dmlab import ACTION_SETS, TEST_MIXER, TRAINING_MIXERS, DMLabEnv
 from envs.dmlab30 import BY_NAME, LEVELS
 from envs.level_cache import LevelCache
+from envs.observations import block_means
 from envs.rooms.env import average
 from envs.words import VOCABULARY, explain_ids, hash_words
 from tests.envs.lab import LEVEL, OTHERS, Lab, Module, install
@@ -204,7 +205,7 @@ def test_a_smaller_view_is_the_mean_of_blocks_as_in_the_re_creation(shrink: int)
     view = np.random.default_rng(shrink).integers(0, 256, (4 * shrink, 5 * shrink, 3)).astype(np.uint8)
     expected = np.zeros((4, 5, 3), np.uint8)
     average(view, 0, 1, expected)
-    assert (dmlab.block_means(view, shrink) == expected).all()
+    assert (block_means(view, shrink) == expected).all()
 
 
 def test_the_view_is_drawn_larger_than_it_is_observed(lab: Callable[..., Any]) -> None:
@@ -214,7 +215,7 @@ def test_the_view_is_drawn_larger_than_it_is_observed(lab: Callable[..., Any]) -
     smaller = play(half, 5, seed=3)
     for view, small in zip(views, smaller, strict=True):
         assert small.shape == (36, 48, 3)
-        assert (small == dmlab.block_means(view, 2)).all()
+        assert (small == block_means(view, 2)).all()
     assert lab(image_height=24, image_width=32, shrink=3).observation_space.shape == (24, 32, 3)
 
 

@@ -1,19 +1,23 @@
 """Observations of all spaces: images, vectors and words, against literal formulas, and what is refused."""
 
+import math
 import random
 import re
 import zlib
+from fractions import Fraction
 from typing import Any
 
 import gymnasium
 import numpy as np
 import pytest
 from gymnasium import spaces
+from hypothesis import given
+from hypothesis import strategies as st
 
 import envs
 from envs import observations
 from envs.gym import adapt
-from envs.observations import MOST_WORDS, shown_as
+from envs.observations import MOST_WORDS, block_means, shown_as
 from envs.outputs import MOST_NUMBERS, NUMERIC, leaves
 from envs.processes import batch
 from envs.words import BUCKETS, MOST_CHARACTERS, PAIR_VOCABULARY, beginning, explain_ids, hash_pairs, split_words
@@ -167,6 +171,44 @@ def test_images_that_do_not_fit_their_bounds_are_warned_of_once(
     expected = 1 if warning else 0
     assert len(caplog.messages) == expected
     assert re.search(warning, caplog.text)
+
+
+@given(height=st.integers(1, 9), width=st.integers(1, 9), k=st.integers(2, 5), rows=st.integers(1, 2))
+def test_smaller_images_are_means_of_blocks(height: int, width: int, k: int, rows: int) -> None:
+    """Halves are rounded up, as by floor(x + 1/2); the last blocks are smaller where k does not divide a side."""
+    images = np.random.default_rng(height + 9 * width).integers(0, 256, (rows, height, width, 3)).astype(np.uint8)
+    smaller = block_means(images, k)
+    assert smaller.dtype == np.uint8
+    assert smaller.shape == (rows, math.ceil(height / k), math.ceil(width / k), 3)
+    for index in np.ndindex(smaller.shape):
+        row, top, left, channel = index
+        block = images[row, k * top : k * top + k, k * left : k * left + k, channel]
+        assert smaller[index] == math.floor(Fraction(int(block.sum()), block.size) + Fraction(1, 2))
+
+
+def test_all_images_of_an_environment_are_made_smaller() -> None:
+    """Of frames after their channels are joined; numbers and texts stay as they are."""
+    space = spaces.Dict(at=FLOATS, eye=CAMERA, frames=spaces.Box(0, 255, (2, 8, 9), np.uint8), told=WORDS)
+    plain, smaller = Shows(space), Shows(space)
+    (eye, frames, numbers), words = adapt(plain).reset(seed=0)[0].values()
+    env: Any = adapt(smaller, shrink=4)
+    observation, _ = env.reset(seed=0)
+    assert env.observation_space.contains(observation)
+    assert [part.tolist() for part in observation["image"]] == [
+        block_means(eye, 4).tolist(),
+        block_means(frames, 4).tolist(),
+        numbers.tolist(),
+    ]
+    assert observation["instruction"].tolist() == words.tolist()
+    assert env.instruction
+
+
+@pytest.mark.parametrize("shrink", [0, 65, 1.5, True, "half"])
+def test_impossible_sizes_of_images(shrink: Any) -> None:
+    with pytest.raises(ValueError, match=f"^shrink: expected an integer from 1 to 64, got {shrink!r}$"):
+        adapt(Shows(CAMERA), shrink)
+    with pytest.raises(ValueError, match=r"^shrink: expected observations with an image, got Box\("):
+        adapt(Shows(FLOATS), 2)
 
 
 def test_an_image_that_fits_is_not_wrapped() -> None:
