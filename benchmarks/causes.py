@@ -140,6 +140,7 @@ def _draw(found: dict[str, Any], names: Sequence[str], path: Path) -> None:
     metadata = None
     if path.suffix == ".svg":
         metadata = {"Date": None}  # equal numbers give equal files
+    path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, metadata=metadata)
 
 

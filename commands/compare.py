@@ -55,10 +55,8 @@ def compare(options: CompareOptions, words: Sequence[str], command: str) -> None
         return
 
     # What is wrong in a file is said before hours of training.
-    beside = {}
-    for path in options.beside:
-        with user_errors("beside"):
-            beside[path.name] = read_scores(path)
+    with user_errors("beside"):
+        beside = _read_beside(options.beside)
 
     if options.resume:
         folder, trials, command = _resume(options)
@@ -84,6 +82,15 @@ def compare(options: CompareOptions, words: Sequence[str], command: str) -> None
     _report(folder, finished, options.threshold, missing, command, console)
     if missing:
         sys.exit(1)
+
+
+def _read_beside(paths: Sequence[Path]) -> dict[str, list[Score]]:
+    """The rows of files, by what these are called in tables.
+
+    That is their name alone, unless others have the same: all that comparisons write are called scores.json.
+    """
+    names = [path.name for path in paths]
+    return {path.name if names.count(path.name) == 1 else str(path): read_scores(path) for path in paths}
 
 
 def _say_differences(configs: Sequence[RunConfig], beside: Mapping[str, Sequence[Score]], console: Console) -> None:

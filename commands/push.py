@@ -12,9 +12,12 @@ from storage.errors import UserError, user_errors
 from storage.files import Json, folder_bytes, read_json
 from storage.remote import push_folder, require_login
 from storage.run import Run
+from training.config import RunConfig
 from training.console import Busy, playing, program, say, say_all
 from training.evaluation import load_trained_agent, record
+from training.plain import read_config
 from training.sharing import share
+from training.trust import permissions
 
 
 def push(options: PushOptions) -> None:
@@ -30,16 +33,20 @@ def push(options: PushOptions) -> None:
         folder = Path(temporary) / "agent"
         with user_errors():
             share(run, folder, options.allow)
-            _describe(run, folder, name, options, console)
+            allowed = permissions(read_config(Run(folder), RunConfig))
+            _describe(run, folder, name, allowed, options, console)
         size = folder_bytes(folder)
         with Busy(console, "uploading"), user_errors():
             address = push_folder(folder, name, options.private, f"{run.name} of compressive-impala")
     say_all(console, {"pushed": f"{size / 1e6:.1f} MB", "address": address})
-    say(console, f"play with it: {program()} evaluate hf://{name}")
+    say(console, f"play with it: {program()} evaluate hf://{name}{allowed}")
 
 
-def _describe(run: Run, folder: Path, name: str, options: PushOptions, console: Console) -> None:
-    """Adds a film, a curve and the card, which says of the run what the shared files do not."""
+def _describe(run: Run, folder: Path, name: str, allowed: str, options: PushOptions, console: Console) -> None:
+    """Adds a film, a curve and the card, which says of the run what the shared files do not.
+
+    `allowed`: words behind the card's commands.
+    """
     data = page_data(run, read_rows(run))
     if options.video_episodes:
         from reports.episode import show_film
@@ -54,7 +61,7 @@ def _describe(run: Run, folder: Path, name: str, options: PushOptions, console: 
 
         (folder / CURVE).write_bytes(draw_chart(chart, "frames"))
     files = {path.name for path in folder.iterdir()}
-    text = card(name, data, _evaluation(Run(folder)), options.license, files)
+    text = card(name, data, _evaluation(Run(folder)), options.license, files, allowed)
     (folder / "README.md").write_text(text)
 
 

@@ -17,7 +17,9 @@ FILES = (
 )
 
 
-def card(name: str, data: Mapping[str, Any], summary: Json, license: str | None, files: set[str]) -> str:
+def card(
+    name: str, data: Mapping[str, Any], summary: Json, license: str | None, files: set[str], permissions: str = ""
+) -> str:
     """The card as Markdown, below its metadata in YAML.
 
     Args:
@@ -26,6 +28,7 @@ def card(name: str, data: Mapping[str, Any], summary: Json, license: str | None,
         summary: of the run's evaluation; empty if it was not evaluated.
         license: of the agent, as the Hub abbreviates them, such as apache-2.0.
         files: names of the files beside the card.
+        permissions: words behind commands that play the agent; see `training.trust.permissions`.
 
     Raises:
         ImportError: if huggingface_hub is missing.
@@ -38,7 +41,7 @@ def card(name: str, data: Mapping[str, Any], summary: Json, license: str | None,
         parts.append("It was not evaluated.")
     if CURVE in files:
         parts.append(f"![The return while it was trained]({CURVE})")
-    parts += ["## Use", _use(name), "## Training"]
+    parts += ["## Use", _use(name, permissions), "## Training"]
     facts = {name: data["facts"][name] for name in TRAINING if name in data["facts"]}
     parts.append(_table(("training", ""), {"preset": data["preset"], **facts}))
     for launch in data["launches"]:
@@ -97,10 +100,11 @@ def _introduction(data: Mapping[str, Any]) -> str:
     return "\n".join([*lines, *data["rules"]])
 
 
-def _use(name: str) -> str:
+def _use(name: str, permissions: str) -> str:
+    show = f"compressive visualize hf://{name} --output episodes{permissions}"
     commands = (
-        f"compressive evaluate hf://{name}",
-        f"compressive visualize hf://{name} --output episodes    # a film, and a page of what it attends to",
+        f"compressive evaluate hf://{name}{permissions}",
+        f"{show}    # a film, and a page of what it attends to",
         f"compressive pull {name}    # a copy in runs/",
     )
     block = "\n".join(f"    {command}" for command in commands)

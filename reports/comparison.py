@@ -67,6 +67,7 @@ class Kind(NamedTuple):
         unit: in which the `goal` of a configuration counts.
         speed: what is counted per second.
         data: what is learned from, in words.
+        measured: a metric of the rows that have an evaluation during training. They are few.
     """
 
     over: str
@@ -76,6 +77,7 @@ class Kind(NamedTuple):
     unit: str = "steps"
     speed: str = "tokens"
     data: str = "corpus"
+    measured: str = "valid/nll"
 
 
 def _normalised(name: str) -> Scale:
@@ -92,6 +94,7 @@ KIND = {
         unit="frames",
         speed="steps",
         data="environment",
+        measured="evaluation/return",
         over="over the last 200 episodes",
         scales=(
             _normalised("human"),
@@ -231,7 +234,7 @@ def read_run(path: Path, allow: str | None = None, live: bool = False) -> Finish
         config = read_config(run, CONFIGS[kind_name])
         data, digest = _read_data(run, kind_name, config, allow)
         with suppress(FileNotFoundError):  # nothing was measured yet
-            rows = sample_metrics(path)
+            rows = sample_metrics(path, KIND[kind_name].measured)
     except (ValueError, OSError, ImportError) as error:
         raise UserError(str(error)) from error
 

@@ -37,6 +37,7 @@ from storage.run import Run
 from training.console import plural, quantity
 from training.grid import IGNORED
 from training.plain import by_full_name, to_plain
+from training.trust import permissions
 
 FOLDER = "report"
 COLOURS = 12
@@ -370,7 +371,7 @@ def extremes(comparison: Comparison, folder: Path) -> list[dict[str, Any]]:
                 "rank": rank,
                 "text": f"{run.variant}, seed {run.config.seed}, {run_score_text(comparison, run)}",
                 "pages": pages_of(Run(run.path), folder / "report.html"),
-                "command": f"compressive visualize {shlex.quote(str(run.path))}",
+                "command": f"compressive visualize {shlex.quote(str(run.path))}{permissions(run.config)}",
             }
         )
     return found

@@ -57,7 +57,7 @@ def evidence(comparison: Comparison) -> str:
     best = comparison.best
     value, ends = score_texts(comparison, best)
     score = value
-    if ends and spread(comparison) == RANGE:
+    if ends and spread_of(comparison, best) == RANGE:
         _, low, high = with_interval(*best.score)
         score = f"{value} (its runs: {low} to {high})"
     elif ends:
@@ -122,10 +122,19 @@ def _not_confirmed(comparison: Comparison) -> list[str]:
 
 
 def spread(comparison: Comparison) -> str:
-    """What the brackets of a variant's scores are; empty if there are none."""
-    if comparison.fewest < 2:
+    """What the brackets of the variants' scores are; empty if there are none."""
+    found = {spread_of(comparison, variant) for variant in comparison.variants} - {""}
+    if found == {INTERVAL, RANGE}:
+        return f"{INTERVAL}, or, of variants with at most {FEW} runs, the range of these"
+    return next(iter(found), "")
+
+
+def spread_of(comparison: Comparison, variant: Variant) -> str:
+    """What the brackets of a variant's score are; empty if it has none."""
+    fewest = min(len(scores) for scores in comparison.scores(variant.name))
+    if fewest < 2:
         return ""
-    if comparison.fewest <= FEW and len(comparison.data) == 1:
+    if fewest <= FEW and len(comparison.data) == 1:
         return RANGE
     return INTERVAL
 

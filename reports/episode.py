@@ -19,7 +19,7 @@ from reports.compression import what_is_kept
 from reports.pages import packed, rounded, write_page
 from reports.report import pages_about
 from reports.video import count_frames, film
-from reports.views import panels, views, webp, what_is_seen
+from reports.views import coloured, panels, views, webp, what_is_seen
 from training.console import Busy, counting
 
 PAGE_BYTES = 15_000_000
@@ -83,7 +83,7 @@ def page_data(recordings: Sequence[Recording], title: str, core: str, limit: int
         "fps": first.fps,
         "seen": what_is_seen(first),
         "panels": [panel._asdict() for panel in panels(first)],
-        "drawn": None if first.reconstructions is None else first.reconstructions.shape[1:],
+        "drawn": None if first.reconstructions is None else first.reconstructions.shape[1:3],
         "plan": first.floor_plan if has_plan else None,
         "rule": first.rule,
         "chooses": any(recording.choices.any() for recording in recordings),
@@ -159,7 +159,7 @@ def _episode(recording: Recording, pictures: np.ndarray) -> tuple[dict[str, Any]
     else:
         episode["actions"] = recording.actions[:steps].tolist()
     if recording.reconstructions is not None:
-        episode["drawn"] = packed(recording.reconstructions[:steps])
+        episode["drawn"] = packed(coloured(recording.reconstructions[:steps], recording.observations))
     if recording.room_entries is not None:
         episode["entered"] = recording.room_entries[:steps].tolist()
     if recording.effects:

@@ -169,6 +169,8 @@ def read_entry(name: str, run: Run) -> Entry:
     state = run.state(row, counter, total)
     done = amount(row, counter)
     data = _data(kind, config)
+    # Of an agent every row has its latest returns; of a sequence model few have what it was measured on.
+    measured = row if kind == "launch" else {**row, **run.last_row(KIND[kind].measured)}
     return Entry(
         run=run,
         name=name,
@@ -179,7 +181,7 @@ def read_entry(name: str, run: Run) -> Entry:
         share=min(1.0, done / total),
         amounts=amounts_text(kind, done, total),
         progress=progress_text(kind, done, total),
-        score=read_score(kind, read_summary(run), row),
+        score=read_score(kind, read_summary(run), measured),
         age=_age(row),
         next=next_command(run, config, state),
         config=config,
@@ -235,7 +237,7 @@ def progress_text(kind: str, done: float, total: int) -> str:
 
 
 def read_score(kind: str, evaluation: Mapping[str, Any], row: Mapping[str, Any]) -> Score | None:
-    """The score of a run: of its evaluation, else of its last row of metrics; None if neither has one."""
+    """The score of a run: of its evaluation, else of a row of metrics; None if neither has one."""
     scales = KIND[kind].scales
     # An evaluation can be damaged in any way.
     with suppress(ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError):
@@ -275,7 +277,7 @@ def learning_curve(run: Run, config: Any) -> list[tuple[float, float]]:
     counter, total = config.goal
     rows: list[dict[str, Any]] = []
     with suppress(OSError):
-        rows = sample_metrics(run.path)
+        rows = sample_metrics(run.path, KIND[config.kind].measured)
     places = np.array([row.get(counter, math.nan) / total for row in rows])
     preferred = [scale.curve for scale in KIND[config.kind].scales]
     for name in [*preferred, "loss/nll"]:

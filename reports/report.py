@@ -326,13 +326,8 @@ def task_charts(
 def read_rows(run: Run) -> list[dict[str, Any]]:
     """The metrics of a run for its page: a sample, and all evaluations; empty if nothing was measured yet."""
     with contextlib.suppress(FileNotFoundError):
-        return sample_metrics(run.path, evaluated(run.read_kind()[0]))
+        return sample_metrics(run.path, KIND[run.read_kind()[0]].measured)
     return []
-
-
-def evaluated(kind: str) -> str:
-    """The metric that rows of an evaluation during training have, for a kind of run."""
-    return "evaluation/return" if kind == "launch" else "valid/nll"
 
 
 def compression_curves(
@@ -473,8 +468,9 @@ def _evaluated_cell(value: float, low: float, high: float, is_share: bool) -> di
 
 def evaluations(kind: str, rows: list[dict[str, Any]], counter: str) -> dict[str, Any]:
     """A table of the evaluations during training, each with its intervals."""
-    prefix = evaluated(kind).partition("/")[0] + "/"
-    measured = [row for row in rows if evaluated(kind) in row]
+    metric = KIND[kind].measured
+    prefix = metric.partition("/")[0] + "/"
+    measured = [row for row in rows if metric in row]
     columns: dict[str, None] = {}
     for row in measured:
         for name in row:

@@ -24,10 +24,13 @@ from reports.overview import Entry, Group, ago, describe, find_runs, grouped, le
 from reports.pages import render_page
 from reports.report import media, page_data, read_rows
 from reports.tables import significant
+from sequences.kinds import CONFIGS
 from storage.errors import UserError
 from storage.files import one_line, open_regular
 from storage.run import Run
 from training.console import plural, program
+from training.plain import read_config
+from training.trust import permissions
 
 MIME_TYPES = {".html": "text/html; charset=utf-8", ".mp4": "video/mp4"}
 OWN_POLICY = "; ".join(
@@ -153,7 +156,8 @@ class Watch(ThreadingHTTPServer):
     def report(self, name: str, run: Run) -> str:
         """The report of a run, without episodes played for it."""
         data = page_data(run, read_rows(run))
-        why = f"Made from episodes that are played for it: compressive report {shlex.quote(str(run))}"
+        allowed = permissions(read_config(run, CONFIGS[run.read_kind()[0]]))
+        why = f"Made from episodes that are played for it: compressive report {shlex.quote(str(run))}{allowed}"
         media_of = media(run, run.report, embed=False)
         return render_page("report", {**data, "buckets": {"why": why}, "media": media_of, "live": SECONDS["report"]})
 
@@ -173,6 +177,7 @@ class Watch(ThreadingHTTPServer):
                 reasons = "; ".join(missing.values())
                 raise UserError(f"expected runs to compare, got none: {reasons}")
             command = shlex.join(["compressive", "compare", "--from", *(str(run.path) for run in found)])
+            command += permissions(*(run.config for run in found))
             page = compared(self.folder, Comparison(found), missing, command)
             return render_page("comparison", {**page, "live": SECONDS["comparison"]})
 

@@ -130,14 +130,17 @@ def _several(recording: Recording) -> np.ndarray:
     return np.concatenate([together, bars(last, width)], axis=1)
 
 
-def coloured(pictures: np.ndarray) -> np.ndarray:
-    """Pictures [..., channels] uint8 with three channels.
+def coloured(pictures: np.ndarray, like: np.ndarray | None = None) -> np.ndarray:
+    """Pictures [..., channels] uint8 with three channels, [..., 3].
 
     More than three are a stack of frames, in colour if three divides their number: the last frame is shown. Of four,
     the last one is transparency if it is the same everywhere. Two are shown in gray, as their mean.
+
+    `like`: the pictures that these are drawn after; the last channel of these is then asked.
     """
     channels = pictures.shape[-1]
-    if channels == 4 and (pictures[..., -1] == pictures[..., -1].max()).all():
+    fourth = (pictures if like is None else like)[..., -1]
+    if channels == 4 and (fourth == fourth.max()).all():
         return pictures[..., :3]
     if channels % 3 == 0:
         return pictures[..., -3:]

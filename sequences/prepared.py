@@ -8,6 +8,7 @@ import hashlib
 import itertools
 import os
 import warnings
+from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -18,6 +19,8 @@ import numpy as np
 from sequences.splits import is_hidden, warn_of_splits
 from storage.files import build_once, flush, read_json, write_json
 
+LARGE = 0.25
+"""A file with more than this share of a corpus is not held out: little would be left to learn from."""
 Reader = Callable[[], Iterable[np.ndarray]]
 """Reads a file: the contents that are documents of their own, such as one waveform."""
 
@@ -79,21 +82,31 @@ def divide(sizes: Mapping[str, float], shares: Mapping[str, float]) -> dict[str,
     """Names by split, for data without splits of their own.
 
     Names are taken in the order of their digests, which is the same everywhere: for each split of `shares` until it has
-    that share of the sum of `sizes`, but at least one; the others, at least one, are the split "train".
+    that share of the sum of `sizes`, but at least one; the others, at least one, are the split "train". So are those
+    with more than `LARGE` of the sum, as far as there are others.
     """
-    left = sorted(sizes, key=digest_of)
+    in_order = sorted(sizes, key=digest_of)
     total = sum(sizes.values())
+
+    def is_large(name: str) -> bool:
+        return sizes[name] > LARGE * total
+
+    left = deque(sorted(in_order, key=is_large))  # large ones last, others as they were
     parts: dict[str, list[str]] = {}
     for number, (split, share) in enumerate(shares.items()):
         # One name must be left for each of the splits that follow, "train" among them.
         num_following = len(shares) - number
         parts[split] = []
+        filled = 0.0
         while len(left) > num_following:
-            filled = sum(sizes[name] for name in parts[split])
-            if parts[split] and filled >= share * total:
+            has_room = filled < share * total and not is_large(left[0])
+            if parts[split] and not has_room:
                 break
-            parts[split].append(left.pop(0))
-    return parts | {"train": left}
+            name = left.popleft()
+            parts[split].append(name)
+            filled += sizes[name]
+    learned = set(left)
+    return parts | {"train": [name for name in in_order if name in learned]}
 
 
 def visible_files(root: Path, pattern: str = "*") -> list[Path]:

@@ -1,6 +1,6 @@
 // The page of episodes: the view, the path and the facts of the chosen step, and the way to other steps. Reads DATA; see
 // `reports/episode.py`.
-let episode, sheets, step = 0, timer = null, charts = [], led = false;
+let episode, sheets, step = 0, timer = null, charts = [], led = false, numChosen = 0;
 
 const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
 const signed = (value) => (value > 0 ? "+" : value < 0 ? "−" : "") + readable(Math.abs(value));
@@ -50,8 +50,11 @@ const unpack = (of) => of.unpacking ??= (async () => {
 
 async function choose(index, at = 0) {
   stop();
+  const number = ++numChosen;
   const chosen = DATA.episodes[index], asked = DATA.episodes.filter(({ choices }) => choices.some(Boolean));
-  [sheets] = await Promise.all([Promise.all(chosen.sheets.map(image)), ...[chosen, ...asked].map(unpack)]);
+  const [loaded] = await Promise.all([Promise.all(chosen.sheets.map(image)), ...[chosen, ...asked].map(unpack)]);
+  if (number !== numChosen) return;  // another one was chosen while this one was unpacked
+  sheets = loaded;
   episode = chosen;
   get("slider").max = episode.values.length - 1;
   const steps = episode.values.map((_, at) => at);
@@ -175,10 +178,10 @@ function name() {
 
 // The view as the agent redraws it from its core's input.
 function redraw() {
-  const [height, width, channels] = DATA.drawn, canvas = get("drawn"), pixels = new ImageData(width, height);
+  const [height, width] = DATA.drawn, canvas = get("drawn"), pixels = new ImageData(width, height);
   for (let pixel = 0; pixel < width * height; pixel++) {
     for (let channel = 0; channel < 3; channel++) {
-      pixels.data[4 * pixel + channel] = episode.drawn[(step * width * height + pixel) * channels + Math.min(channel, channels - 1)];
+      pixels.data[4 * pixel + channel] = episode.drawn[(step * width * height + pixel) * 3 + channel];
     }
     pixels.data[4 * pixel + 3] = 255;
   }

@@ -18,14 +18,14 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from sequences.prepared import visible_files
+from sequences.prepared import LARGE, divide, visible_files
 from sequences.splits import SPLITS, named_splits, require_no_splits_below
 from storage.files import build_once, cache_folder, import_extra
 
 SHARES = (0.90, 0.05, 0.05)
 """Sizes of the splits of Enwik8 (90, 5 and 5 MB) and of corpora without splits of their own."""
 FEW = 20
-"""If there are fewer files than this, each file is cut into the three splits."""
+"""If there are fewer files than this, each file is cut into the three splits, and else those that are large."""
 FOLDERS = {"train": "train", "valid": "validation", "test": "test"}
 """Names of the splits at Hugging Face, and of the folders of PG-19."""
 
@@ -238,34 +238,27 @@ def _own_splits(files: dict[str, list[Path]]) -> Corpus:
 
 
 def _split_files(root: Path, files: list[Path]) -> Corpus:
-    """Distributes files by a hash of their names. If there are few, cuts each of them instead; see `_cut`."""
-    corpus: Corpus = {split: [] for split in SPLITS}
+    """Distributes files by a hash of their names. Few files, and large ones, are cut instead; see `_cut`."""
     kept = _distinct(files)
-    if len(kept) < FEW:
-        for file in kept:
-            bounds = _cut(_read_utf8(file))
-            for split, (begin, end) in zip(SPLITS, pairwise(bounds)):
-                if begin < end:
-                    corpus[split].append(Document(file, begin, end))
-        return corpus
+    sizes = {
+        os.fsencode(file.relative_to(root)).decode(errors="backslashreplace"): file.stat().st_size for file in kept
+    }
+    most = 0.0 if len(kept) < FEW else LARGE * sum(sizes.values())
+    corpus: Corpus = {split: [] for split in SPLITS}
+    whole = {}
+    for (name, size), file in zip(sizes.items(), kept, strict=True):
+        if size <= most:
+            whole[name] = file
+            continue
+        bounds = _cut(_read_utf8(file))
+        for split, (begin, end) in zip(SPLITS, pairwise(bounds)):
+            if begin < end:
+                corpus[split].append(Document(file, begin, end))
 
-    def hash_of_name(file: Path) -> bytes:
-        return hashlib.sha256(os.fsencode(file.relative_to(root))).digest()
-
-    # The first files fill the share of test, the next ones that of valid; train has all others.
-    total = sum(file.stat().st_size for file in kept)
-    room = {"test": SHARES[2] * total, "valid": SHARES[1] * total}
-    for file in sorted(kept, key=hash_of_name):
-        if room["test"] > 0:
-            split = "test"
-        elif room["valid"] > 0:
-            split = "valid"
-        else:
-            split = "train"
-        if split in room:
-            room[split] -= file.stat().st_size
-        corpus[split].append(Document(file))
-    return {split: sorted(documents) for split, documents in corpus.items()}
+    shares = {"test": SHARES[2], "valid": SHARES[1]}
+    for split, names in divide({name: sizes[name] for name in whole}, shares).items():
+        corpus[split] += [Document(whole[name]) for name in names]
+    return {split: sorted(documents, key=lambda document: document.path) for split, documents in corpus.items()}
 
 
 def _cut(data: bytes) -> list[int]:

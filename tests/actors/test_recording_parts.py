@@ -365,3 +365,13 @@ def test_of_a_stack_of_frames_the_last_one_is_shown(channels: list[int], shown: 
     one_pixel[one_pixel < 255] += 1
     _, second = coloured(pictures)
     assert second.tolist() == np.tile(shown, (3, 5, 1)).tolist()
+
+
+@pytest.mark.parametrize(("fourth", "shown"), [(255, [10, 20, 30]), (100, [40, 40, 40])])
+def test_what_the_agent_draws_has_the_channels_of_what_it_saw(fourth: int, shown: list[int]) -> None:
+    """A fourth channel is transparency if it was in the observation, whatever the agent draws in its place."""
+    seen = np.full((2, 3, 3, 4), 255, np.uint8)
+    seen[0, 0, 0, 3] = fourth
+    drawn = np.tile(np.array([10, 20, 30, 40], np.uint8), (2, 3, 3, 1))
+    drawn[0, 0, 0, 3] = 41
+    assert coloured(drawn, seen)[1, 2, 2].tolist() == shown

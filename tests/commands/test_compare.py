@@ -1,14 +1,12 @@
-"""`compressive compare`: the report of finished runs of each kind. What it trains is in `test_trials.py`."""
+"""`compressive compare`: the report of finished runs of agents. What it trains is in `test_trials.py`."""
 
-import csv
 import dataclasses
 import html
 import importlib.util
 import io
-import itertools
 import json
 import shutil
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -20,11 +18,11 @@ from rich.console import Console
 from reports.comparison import KIND, Comparison, reach, read_run
 from reports.comparison import compare as compare_runs
 from reports.comparison_page import write_reports
-from reports.conclusions import agreement, answer, evidence, next_best, score_texts
+from reports.conclusions import INTERVAL, RANGE, agreement, answer, evidence, next_best, score_texts, spread
 from reports.tables import print_table
-from sequences.kinds import PRESETS
 from storage.run import Run
 from tests.commands.cli import Commands
+from tests.commands.finished import compare, table, write_rows, write_run
 from tests.commands.pages import embedded
 from training.plain import read_config, to_plain
 from training.presets import make_preset
@@ -38,20 +36,6 @@ FILES = ("runs", "curves", "curve_intervals")
 
 
 MakeRun = Callable[..., Path]
-
-
-def write_run(run: Path, config: Any, rows: Iterable[dict[str, float]], summary: Any) -> Path:
-    """The folder of a finished run."""
-    run.mkdir()
-    (run / "config.json").write_text(json.dumps(config))
-    write_rows(run / "metrics.jsonl", ({"time": 0.0} | row for row in rows))
-    (run / "evaluation.json").write_text(json.dumps(summary))
-    return run
-
-
-def write_rows(file: Path, rows: Iterable[dict[str, Any]]) -> None:
-    """Writes one JSON object a line."""
-    file.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
 
 
 def add_to_evaluation(run: Path, **values: Any) -> None:
@@ -98,18 +82,6 @@ def make_runs_in(make_run: MakeRun, scores: Iterable[tuple[str, str, float]]) ->
     for index, (core, env, final) in enumerate(scores):
         runs.append(make_run(f"{index}", core, 0, [50.0], final, env=env))
     return runs
-
-
-def table(path: Path) -> list[dict[str, str]]:
-    """The rows of a CSV file."""
-    with path.open(newline="") as file:
-        return list(csv.DictReader(file))
-
-
-def compare(cli: Commands, out: Path, runs: Sequence[object], *options: object) -> tuple[str, str]:
-    """Compares runs and returns what is printed, and the text of the page."""
-    printed = cli.run("compare", "--from", *runs, "--folder", out, *options)
-    return printed, (out / "report.html").read_text()
 
 
 def test_the_report_of_finished_runs_has_their_numbers(make_run: MakeRun, tmp_path: Path, cli: Commands) -> None:
@@ -399,6 +371,17 @@ def test_the_interval_of_up_to_four_runs_is_called_their_range(runs: int, bracke
     assert f"There is only one variant, gru: nothing is compared. Its interquartile mean is {brackets}" in said
 
 
+def test_brackets_are_explained_where_variants_have_unequal_numbers_of_runs(make_run: MakeRun) -> None:
+    """The range of three runs, the interval of ten, and nothing of a single one."""
+    paths = [make_run(f"many{seed}", "gru", seed, [1.0], 50.0 + 4 * seed) for seed in range(10)]
+    paths += [make_run(f"few{seed}", "lstm", seed, [1.0], 20.0 + seed) for seed in range(3)]
+    comparison = Comparison([read_run(path) for path in paths])
+    assert evidence(comparison).startswith("gru has the highest interquartile mean, 68 [5")
+    assert spread(comparison) == f"{INTERVAL}, or, of variants with at most 4 runs, the range of these"
+    for runs, brackets in ((paths[:11], INTERVAL), (paths[:3] + paths[10:11], RANGE), (paths[9:11], "")):
+        assert spread(Comparison([read_run(path) for path in runs])) == brackets
+
+
 def test_curves_are_of_the_last_stage_alone(make_run: MakeRun) -> None:
     """An earlier stage's scores are of another environment; nothing of them reaches the threshold."""
     path = make_run("staged", "lstm", 0, [90.0, 95.0, 10.0, 80.0, 85.0], 85.0, stages=[f"{LONGER} until frames 200"])
@@ -607,78 +590,3 @@ def test_the_tables_of_a_report_are_not_written_through_a_link(
     error = cli.refuse("compare", "--from", *runs, "--folder", tmp_path / "out")
     assert "expected a folder, got a symbolic link" in error
     assert list((tmp_path / "precious").iterdir()) == []
-
-
-def make_sequence_run(run: Path, config: Any, losses: list[float], summary: Any, digest: str = "a") -> Path:
-    """The folder of a finished run of sequences. Losses are two steps apart and the same in the unit of any kind."""
-    rows = []
-    for index, loss in enumerate(losses):
-        measured = dict.fromkeys(("valid/nll", "valid/bits_per_byte", "valid/bits_per_dim"), loss)
-        rows.append({"step": 2 * (index + 1), "speed/tokens_per_second": 9.0} | measured)
-    learner = dataclasses.replace(config.learner, steps=2 * len(losses))
-    config = dataclasses.replace(config, learner=learner)
-
-    write_run(run, to_plain(config), rows, summary)
-    for record in ("corpus.json", "tokenizer.json"):
-        (run / record).write_text(json.dumps({"name": "voices", "digest": digest}))
-    return run
-
-
-MEASURES = {
-    "text": ("bits_per_byte", {"word_perplexity": 9.0}, {}),
-    "speech": ("nats", {"bits": 1.0, "linear": 2.7, "order_0": 5.1}, {"linear predictor": 2.7, "frequencies": 5.1}),
-    "images": ("bits_per_dim", {"png": 7.0, "uniform": 8.0}, {"PNG files": 7.0, "uniform": 8.0}),
-}
-"""By kind: the measure that is compared, others in the evaluation, and the lines that these become."""
-
-
-@pytest.mark.parametrize("kind", MEASURES)
-def test_runs_of_sequences_are_compared_by_their_loss(kind: str, tmp_path: Path, cli: Commands) -> None:
-    measure, others, references = MEASURES[kind]
-    out = tmp_path / "out"
-    runs = []
-    for core, seed, loss in [("lstm", 0, 2.0), ("lstm", 1, 2.2), ("compressive", 0, 1.0), ("compressive", 1, 1.2)]:
-        config = dataclasses.replace(PRESETS[kind]("cpu", core), seed=seed)
-        summary = {measure: loss} | others
-        runs.append(make_sequence_run(tmp_path / f"{core}{seed}", config, [loss + 1, loss], summary))
-
-    # The lowest loss is the best.
-    printed, _ = compare(cli, out, runs, "--threshold", 1.5)
-    page = embedded(out / "report.html")
-    assert "1.10  [1.00, 1.20]" in printed
-    assert page["evidence"].startswith("compressive has the lowest interquartile mean, 1.10 (its runs: 1.00 to 1.20).")
-    rows = {row["variant"]: row for row in table(out / "report" / "improvements.csv")}
-    assert float(rows["compressive"]["probability"]) == 1
-    assert page["second"]["chance"] == "0.33", "two of the six orders"
-    reached = [row["steps_to_threshold"] for row in table(out / "report" / "runs.csv")]
-    assert reached == ["", "", "4.0", "4.0"]
-    assert all(line in printed for line in references)
-    assert {line["name"]: line["value"] for line in page["lines"]} == references | {"threshold": 1.5}
-
-    # The evaluation of another kind of run.
-    (runs[0] / "evaluation.json").write_text('{"return": {"mean": 3.0}}')
-    config = PRESETS[kind]("cpu", "lstm")
-    cli.refuse("compare", "--from", *runs, words=f"expected {config.score} in it")
-
-    # Another corpus.
-    another = make_sequence_run(tmp_path / "other", config, [2.0], {measure: 2.0} | others, digest="b")
-    cli.refuse("compare", "--from", *runs[1:], another, words="mixed corpora: expected runs on the same data")
-
-
-def test_runs_of_other_words_are_not_compared(tmp_path: Path, cli: Commands) -> None:
-    """With three words nearly all of a text is unknown, and easily told."""
-    runs = []
-    for tokens, vocabulary, loss in [("words", 3, 1.9), ("words", 5_000, 4.9), ("bytes", None, 7.6)]:
-        config = dataclasses.replace(PRESETS["text"]("cpu", "lstm"), tokens=tokens, vocabulary=vocabulary)
-        summary = {"word_perplexity": loss}
-        runs.append(make_sequence_run(tmp_path / f"{tokens}{vocabulary}", config, [loss], summary, digest=str(loss)))
-    for pair in itertools.combinations(runs, 2):
-        printed = cli.run("compare", "--from", *pair, "--folder", tmp_path / "out")
-        assert "Each corpus is compared by itself: mixed corpora: expected every variant on each of python" in printed
-        shutil.rmtree(tmp_path / "out")
-
-
-def test_runs_of_two_kinds_are_refused(make_run: MakeRun, tmp_path: Path, cli: Commands) -> None:
-    other = make_sequence_run(tmp_path / "b", PRESETS["speech"]("cpu", "lstm"), [2.0], {"nats": 2.0})
-    runs = [make_run("a", "lstm", 0, [1.0], 2.0), other]
-    cli.refuse("compare", "--from", *runs, words="expected runs of one kind, got launch and speech")

@@ -161,6 +161,16 @@ def test_what_the_hub_and_its_commands_refuse(here: Hub, ask: Callable[..., str]
     assert not (tmp_path / "pulled").exists()
 
 
+def test_the_commands_of_a_card_allow_the_agents_own_code(here: Hub, ask: Callable[..., str], copied: Any) -> None:
+    """The environment, and no place of checkpoints: they are in the shared folder."""
+    env = "gym:my_module:Env-v0"
+    said = ask("push", copied(env=env), NAME, "--video-episodes=0")
+    assert f"evaluate hf://{NAME} --allow {env}\n" in said
+    card = here.files[NAME]["README.md"].decode()
+    assert f"compressive evaluate hf://{NAME} --allow {env}\n" in card
+    assert f"visualize hf://{NAME} --output episodes --allow {env}  " in card
+
+
 def test_a_copied_run_asks_for_permissions(here: Hub, ask: Callable[..., str], tmp_path: Path, copied: Any) -> None:
     ask("push", copied(), NAME, "--video-episodes=0")
     config = json.loads(here.files[NAME]["config.json"])

@@ -13,7 +13,7 @@ from rich.console import Console
 
 import envs
 from commands import compare
-from commands.compare import _cost
+from commands.compare import _cost, _read_beside
 from commands.options import CompareOptions
 from commands.parsing import parse_train
 from reports.comparison import Estimate, read_run
@@ -398,6 +398,19 @@ def test_rows_of_a_file_join_those_of_equal_terms() -> None:
         "gru (f.json)": "agent.core.name none, here 'gone'; a [2], here 1; b 2, here none; 2 more",
         "lstm (f.json)": f"{SHORT}: frames 2000, here 1000",
     }
+
+
+def test_files_of_one_name_all_stand_in_the_table(tmp_path: Path) -> None:
+    """As those of several comparisons, which are all called scores.json."""
+    files = []
+    for name in ("a/scores.json", "b/scores.json", "theirs.json"):
+        file = tmp_path / name
+        file.parent.mkdir(exist_ok=True)
+        file.write_text(as_json([score(variant=name.replace("/", " "))]))
+        files.append(file)
+    variants = {name: [row.variant for row in rows] for name, rows in _read_beside(files).items()}
+    first, second, third = files
+    assert variants == {str(first): ["a scores.json"], str(second): ["b scores.json"], third.name: ["theirs.json"]}
 
 
 @pytest.mark.parametrize(

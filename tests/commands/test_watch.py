@@ -1,6 +1,7 @@
 """`compressive runs` and `watch`: what they say of runs in any condition, and what the server refuses."""
 
 import contextlib
+import html
 import http.client
 import json
 import os
@@ -181,9 +182,9 @@ def test_ages_have_one_unit() -> None:
 
 
 @contextlib.contextmanager
-def serving(folder: Path) -> Iterator[Watch]:
+def serving(folder: Path, allow: str | None = None) -> Iterator[Watch]:
     """A server of a folder."""
-    with Watch(folder, 0) as server:
+    with Watch(folder, 0, allow) as server:
         thread = threading.Thread(target=server.serve_forever, args=(0.01,))
         thread.start()
         try:
@@ -271,6 +272,15 @@ def test_what_cannot_be_compared_is_left_out_with_the_reason(copied: Copied, tmp
         _, make = server.comparison("launch", "gym:some_module:Env-v0", None)
         with pytest.raises(UserError, match=r"expected runs to compare, got none: .* --allow gym:some_module:Env-v0"):
             make()
+
+    # Commands of pages allow what the user of these runs must allow.
+    with serving(own, allow="gym:some_module:Env-v0") as server:
+        _, make = server.comparison("launch", "gym:some_module:Env-v0", None)
+        compared = html.unescape(make())
+        allowed = "--allow gym:some_module:Env-v0"
+        assert f"compare --from {own / '1'} {own / '2'} {allowed}" in compared
+        assert f"visualize {own / '1'} {allowed}" in compared
+        assert f"report {own / '1'} {allowed}" in html.unescape(server.report("1", Run(own / "1")))
 
 
 def test_runs_on_other_data_are_left_out_of_a_comparison() -> None:

@@ -58,6 +58,21 @@ class TestSplits:
         assert shares == pytest.approx([0.9, 0.05, 0.05], abs=0.04)
         assert contents(load("folder", many(tmp_path / "b"))) == corpus
 
+    @pytest.mark.parametrize("note", [80, 8_000])
+    def test_a_book_beside_notes_is_cut(self, note: int, tmp_path: Path) -> None:
+        """As a whole it would leave little to learn from in test, or nothing to validate on in train."""
+        book = "".join(f"line {index} of the book\n" for index in range(30_000))
+        notes = {f"{index}.txt": f"{index}\n".rjust(note, "a") for index in range(24)}
+        texts = write(tmp_path, {"book.txt": book, **notes})
+        corpus = contents(load("folder", texts))
+        size = len(book) + sum(map(len, notes.values()))
+        shares = [sum(lengths(corpus[split])) / size for split in SPLITS]
+        assert shares == pytest.approx([0.9, 0.05, 0.05], abs=0.03)
+        of_book = [b"".join(text for text in corpus[split] if b"of the book" in text) for split in SPLITS]
+        assert b"".join(of_book) == book.encode()
+        found = [text for split in SPLITS for text in corpus[split] if b"of the book" not in text]
+        assert sorted(found) == sorted(text.encode() for text in notes.values())
+
     def test_equal_files_count_once(self, tmp_path: Path) -> None:
         files = [path.read_text() for path in many(tmp_path).rglob("*.txt")]
         write(tmp_path, {f"copies/{index}.txt": text for index, text in enumerate(files)})
