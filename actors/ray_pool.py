@@ -4,6 +4,7 @@ The caller's process owns the actors, requests a bounded number of unrolls from 
 actor has new environments and empty memory. The commands start and stop Ray itself.
 """
 
+import functools
 import logging
 import os
 import time
@@ -23,12 +24,15 @@ from actors.pool import MakeActor, Pool, PoolStatus
 from agent import Trajectory
 from agent.core import map_state
 from agent.failures import Failures, TooManyFailures, reason_of
-from envs import EnvironmentFailed, EnvironmentLost
+from envs import EnvironmentLost
+from envs.processes import START_SECONDS
 
 logger = logging.getLogger(__name__)
 
 SILENCE = 10
 """An actor is replaced if it does not answer for `step_seconds` and this many times the longest unroll."""
+MAKING_SECONDS = START_SECONDS
+"""Time to make environments, beside `SILENCE` times `step_seconds`: their processes may take as long to start."""
 STALL_SECONDS = 30.0
 """Seconds without any unroll between two warnings."""
 POLL_SECONDS = 0.25
@@ -40,19 +44,17 @@ class RemoteActor:
 
     def __init__(self, make_actor: MakeActor, actor_id: int, incarnation: int, config: ActorsConfig) -> None:
         torch.set_num_threads(config.threads)
+        self.make_actor = functools.partial(make_actor, actor_id, incarnation)
         self.unroll_length = config.unroll_length
-        self.failure: EnvironmentFailed | None = None
         self.version = -1
-        try:
-            self.actor = make_actor(actor_id, incarnation)
-        except EnvironmentFailed as error:  # `pid` raises it: Ray drops the cause of a constructor's error
-            self.failure = error
 
     def pid(self) -> int:
-        """The process id. Raises an EnvironmentFailed if the environments could not be made."""
-        if self.failure:
-            raise self.failure
+        """The process id: the process is there."""
         return os.getpid()
+
+    def make(self) -> None:
+        """Makes the environments, which may hang: not in the constructor, whose errors Ray does not send whole."""
+        self.actor = self.make_actor()
 
     @ray.method(num_returns=2)
     def unroll(self, weights: dict[str, np.ndarray], version: int) -> tuple[tuple[Unroll, float], Trajectory]:
@@ -77,7 +79,7 @@ class RemoteActor:
 
 
 class _Request(NamedTuple):
-    """What an actor was asked for: an unroll, whose two objects these are, or its process id."""
+    """What an actor was asked for: an unroll, whose two objects these are, or one of the steps before the first."""
 
     actor: int
     header: ray.ObjectRef
@@ -92,7 +94,8 @@ class _Member:
     incarnation: processes before this one.
     failures: deaths in a row without an unroll.
     answered: time of the last answer.
-    up: whether the process has answered.
+    placed: whether it has a process, which has answered.
+    up: whether its environments are made.
     """
 
     handle: Any = None
@@ -100,6 +103,7 @@ class _Member:
     failures: Failures = field(default_factory=Failures)
     start_at: float = 0.0
     answered: float = 0.0
+    placed: bool = False
     up: bool = False
 
 
@@ -151,7 +155,7 @@ class RayPool(Pool):
                 self._ask(index)
 
     def _ask(self, index: int) -> None:
-        """Requests an unroll from an actor that is up, else its process id."""
+        """Requests an unroll from an actor that is up, else what comes before that."""
         member = self.members[index]
         if member.up and self.published:
             header, trajectory = member.handle.unroll.remote(*self.published)
@@ -161,8 +165,8 @@ class RayPool(Pool):
                 awaited = header
             self.pending[awaited] = _Request(index, header, trajectory)
         else:
-            pid = member.handle.pid.remote()
-            self.pending[pid] = _Request(index, pid)
+            answer = member.handle.make.remote() if member.placed else member.handle.pid.remote()
+            self.pending[answer] = _Request(index, answer)
 
     def publish(self, weights: dict[str, Any], version: int) -> None:
         arrays = {name: np.asarray(value) for name, value in weights.items()}
@@ -172,7 +176,8 @@ class RayPool(Pool):
         if self.published is None:
             raise RuntimeError("publish weights before asking for unrolls")
         while True:
-            request = self.pending.pop(self._oldest_finished(check))
+            oldest = self._oldest_finished(check)  # which may replace actors, and with them `pending`
+            request = self.pending.pop(oldest)
             member = self.members[request.actor]
             try:
                 taken = self._take(request)
@@ -186,7 +191,7 @@ class RayPool(Pool):
 
             member.answered = time.monotonic()
             if taken is None:
-                self._came_up(request.actor)
+                self._advance(request.actor)
                 continue
 
             unroll, seconds = taken
@@ -195,9 +200,14 @@ class RayPool(Pool):
             self._ask(request.actor)
             return unroll
 
-    def _came_up(self, index: int) -> None:
-        """Notes that an actor is up, and requests its first unrolls."""
-        self.members[index].up = True
+    def _advance(self, index: int) -> None:
+        """Lets an actor that has a process make its environments; requests the first unrolls of one that has these."""
+        member = self.members[index]
+        if not member.placed:
+            member.placed = True
+            self._ask(index)
+            return
+        member.up = True
         if self._num_up() >= self.config.num_actors:
             self.complete = True
         for _ in range(self.config.in_flight):
@@ -208,7 +218,7 @@ class RayPool(Pool):
         return sum(member.up for member in self.members)
 
     def _take(self, request: _Request) -> tuple[Unroll, float] | None:
-        """The answer to a request: an unroll and the seconds that it took; None if a process id was asked for.
+        """The answer to a request: an unroll and the seconds that it took; None if something else was asked for.
 
         Raises:
             _ActorLost: if the actor died, or its environment.
@@ -273,9 +283,11 @@ class RayPool(Pool):
     def _warn_of_stall(self) -> None:
         """Logs what actors need and what the cluster has."""
         free = ray.available_resources()
+        making = sum(member.placed and not member.up for member in self.members)
+        making_text = f", {making} make their environments" if making else ""
         logger.warning(
-            f"no unroll for {STALL_SECONDS:.0f} s: {self._num_up()} of {self.config.count} actors are up; each needs "
-            f"{self.config.ray_options()}, and the cluster has free CPU: {free.get('CPU', 0.0)}, "
+            f"no unroll for {STALL_SECONDS:.0f} s: {self._num_up()} of {self.config.count} actors are up{making_text}; "
+            f"each needs {self.config.ray_options()}, and the cluster has free CPU: {free.get('CPU', 0.0)}, "
             f"GPU: {free.get('GPU', 0.0)}"
         )
 
@@ -290,18 +302,19 @@ class RayPool(Pool):
         return list(oldest.values())
 
     def _replace_silent(self) -> None:
-        """Replaces actors that are up and have not answered for too long: they hang, or were stopped.
+        """Replaces actors that have a process and have not answered for too long: they hang, or were stopped.
 
         An actor notices by itself that an environment hangs (`envs.guard`), unless its whole process hangs.
         """
         now = time.monotonic()
         longest = self.longest_unroll or self.config.step_seconds  # unknown before the first unroll
-        patience = self.config.step_seconds + SILENCE * longest
+        of_unroll = self.config.step_seconds + SILENCE * longest
+        of_making = MAKING_SECONDS + SILENCE * self.config.step_seconds
         for awaited in self._awaited():
             index = self.pending[awaited].actor
             member = self.members[index]
             silence = now - member.answered
-            if not member.up or silence < patience:
+            if not member.placed or silence < (of_unroll if member.up else of_making):
                 continue
             # It may have answered, and the caller has not asked for that yet.
             answered, _ = ray.wait([awaited], timeout=0, fetch_local=False)

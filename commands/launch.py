@@ -25,7 +25,7 @@ from envs.specs import parse_spec
 from reports.tables import evaluation_rows, print_evaluations
 from storage.errors import StorageError, UserError, user_errors
 from storage.run import Run
-from training.config import core_name
+from training.config import RunConfig, core_name
 from training.console import Busy, LiveLine, counting, playing, plural, program, quantity, say, say_all, say_skipped
 from training.evaluation import evaluate, record, recording_title, tested_on
 from training.factories import acting_device, interface, learning_device, unroll_bytes
@@ -174,9 +174,11 @@ def _ray(options: LaunchOptions, trainer: Trainer, console: Console) -> contextl
     from training.cluster import start_ray
 
     config = trainer.config
+    if options.ray_address is None:
+        _require_own_cluster_fits(config)
     # Actors may outnumber the cores: the operating system shares these better than an idle queue does. A single learner
     # is in this process.
-    processes = config.actors.num_actors
+    processes = math.ceil(config.actors.num_actors * max(1.0, config.actors.cpus))
     if config.learners > 1:
         processes += config.learners
     cpus = max(os.cpu_count() or 1, processes)
@@ -184,6 +186,19 @@ def _ray(options: LaunchOptions, trainer: Trainer, console: Console) -> contextl
     unrolls = 3 * config.actors.most_actors * config.actors.in_flight + 2 * config.unrolls_per_update
     store = unrolls * unroll_bytes(config, trainer.agent)
     return start_ray(options.ray_address, cpus, store, console, "--local does without it")
+
+
+def _require_own_cluster_fits(config: RunConfig) -> None:
+    """Raises a UserError for what nodes of a cluster must have and those of one that is started here never do."""
+    wanted = {
+        "actors.resources": config.actors.resources,
+        "actors.labels": config.actors.labels,
+        "learner_labels": config.learner_labels,
+    }
+    for name, words in wanted.items():
+        if words:
+            expected = "expected none without --ray-address, since a cluster that is started here has none"
+            raise UserError(f"{name}: {expected}, got {' '.join(words)}")
 
 
 def _finish(trainer: Trainer, seconds: float, console: Console) -> None:

@@ -272,9 +272,9 @@ def _with_actors_for_tasks(options: LaunchOptions, words: Sequence[str]) -> Laun
         return options
     with user_errors():
         most = max(len(tasks(env)) for env in options.environments)
-    if most <= options.actors.num_actors:
-        return options
-    return dataclasses.replace(options, actors=dataclasses.replace(options.actors, num_actors=most))
+        if most <= options.actors.num_actors:
+            return options
+        return dataclasses.replace(options, actors=dataclasses.replace(options.actors, num_actors=most))
 
 
 ON_RAY = {

@@ -293,7 +293,7 @@ class LearnerGroup:
         if self.learner.has_whole_state:
             asked = self.members[:1]
         requests = [member.state_dict.remote(rank == 0) for rank, member in enumerate(asked)]
-        first: LearnerState = results_of(requests)[0]
+        first: LearnerState = results_of(requests, patience=PEER_SECONDS)[0]
         return first.state
 
     def replace(self, make: MakeReplica) -> None:

@@ -21,6 +21,7 @@ from storage.files import (
     Json,
     abbreviate,
     is_temporary_name,
+    is_url,
     open_regular,
     read_json,
     require_no_link,
@@ -278,7 +279,9 @@ def is_of_checkpoint(name: str) -> bool:
 
 
 def find_run(path: Path | str) -> Run:
-    """The run in a folder; of RUN/checkpoints/NAME the run with that checkpoint."""
+    """The run in a folder; of RUN/checkpoints/NAME the run with that checkpoint. Raises a ValueError for a URL."""
+    if is_url(str(path)):
+        raise ValueError(f"expected the folder of a run, whose checkpoints may be at a URL, got {path}")
     folder = Path(os.path.abspath(path))
     is_checkpoint = folder.parent.name == "checkpoints" and not (folder / "config.json").exists()
     if is_checkpoint:

@@ -15,10 +15,12 @@ import pytest
 
 from storage.run import Run
 from tests.commands.cli import ENVIRONMENT, SMALL, marked, saved_steps
+from tests.custom_cores import __name__ as CORES
 from tests.machines import CAN_BE_MADE, NEEDED, machine_of, machines
 from tests.waiting import PATIENCE, wait_until
 
 ROOT = Path(__file__).parent.parent
+AVERAGE = f"{CORES}:Average"
 SCRIPT = ROOT / "docker" / "slurm.sbatch"
 pytestmark = [
     pytest.mark.ray,
@@ -26,8 +28,11 @@ pytestmark = [
     pytest.mark.skipif(not CAN_BE_MADE, reason=NEEDED),
 ]
 SRUN = """#!/bin/bash
-# Runs the words behind the options once on each node of the job but the excluded one.
+# Runs the words behind the options once on each node of the job but the excluded one. As in SLURM since 22.05, the
+# CPUs of a task are not those of the job unless an option says so.
+export SLURM_CPUS_PER_TASK=1
 while [[ $1 == --* ]]; do
+    [[ $1 == --cpus-per-task=* ]] && SLURM_CPUS_PER_TASK=${1#--cpus-per-task=}
     [[ $1 == --exclude=* ]] && excluded=${1#--exclude=}
     shift
 done
@@ -63,7 +68,7 @@ def _submit(nodes: dict[str, str], tmp_path: Path) -> Iterator[Callable[..., sub
     programs = tmp_path / "bin"
     programs.mkdir()
     compressive = f'#!/bin/bash\nexec {sys.executable} -m commands "$@"\n'
-    ray = f'#!/bin/bash\nexec {sys.executable} -m ray.scripts.scripts "$@"\n'
+    ray = f'#!/bin/bash\necho "$@" >> "$QUEUED/$MARK.ray"\nexec {sys.executable} -m ray.scripts.scripts "$@"\n'
     for name, text in {"srun": SRUN, "scontrol": SCONTROL, "compressive": compressive, "ray": ray}.items():
         (programs / name).write_text(text)
         (programs / name).chmod(0o755)
@@ -112,16 +117,15 @@ def nodes_of_actors(job: int) -> set[str]:
 
 
 def test_two_jobs_on_the_same_nodes(submit: Callable[..., Any], tmp_path: Path) -> None:
-    """Both train at once, each with an actor on the other node; one is saved, queued again, and resumes."""
-    words = [option for option in SMALL if not option.startswith("--checkpoint")]
-    words += [
-        "--env=rooms:small,episode_frames=160",
-        "--actors=2",
-        "--actors.placement=spread",
-        "--checkpoint-seconds=0",
-    ]
-    first = submit(7, *words, "--frames=900M")
-    second = submit(8, *words, "--frames=20k")
+    """Both train at once, each with an actor on the other node; one is saved, queued again, and resumes.
+
+    That one has an environment and a core of the user's own, which a run that is resumed must be allowed.
+    """
+    words = [option for option in SMALL if not option.startswith(("--checkpoint", "--core"))]
+    words += ["--actors=2", "--actors.placement=spread", "--checkpoint-seconds=0"]
+    own = [*words, "--env", "gym:tests.envs.odd:Odd", f"--core={AVERAGE}", "--frames=900M"]
+    first = submit(7, *own)
+    second = submit(8, *words, "--core=lstm", "--env=rooms:small,episode_frames=160", "--frames=20k")
     logs = {job: tmp_path / f"{job}.log" for job in (7, 8)}
     runs = {job: Run(tmp_path / f"run-{job}") for job in (7, 8)}
     wait_until(lambda: len(nodes_of_actors(7)) == 2 or first.poll() is not None)
@@ -131,9 +135,12 @@ def test_two_jobs_on_the_same_nodes(submit: Callable[..., Any], tmp_path: Path) 
     assert "Ray runtime started" not in logs[8].read_text()
     printed = sorted(Path(f"{runs[8].path}.ray").iterdir())
     assert len(printed) == 2, "one for each node"
+    started = [words for words in (tmp_path / "job-8.ray").read_text().splitlines() if words.startswith("start ")]
+    assert [" --num-cpus 2 " in words for words in started] == [True, True]
     assert all("Ray runtime started" in file.read_text() for file in printed)
     wait_until(lambda: not marked("job-8"))
 
+    assert first.poll() is None, logs[7].read_text()
     os.kill(first.pid, signal.SIGUSR1)
     assert first.wait(PATIENCE) == 128 + signal.SIGTERM, logs[7].read_text()
     assert (tmp_path / "7").exists()
@@ -142,8 +149,9 @@ def test_two_jobs_on_the_same_nodes(submit: Callable[..., Any], tmp_path: Path) 
     saved = saved_steps(runs[7].path)[-1]
     before = len(logs[7].read_text())
 
-    again = submit(7, *words, "--frames=900M")
+    again = submit(7, *own)
     wait_until(lambda: saved_steps(runs[7].path)[-1] > saved or again.poll() is not None)
+    assert again.poll() is None, logs[7].read_text()
     os.kill(again.pid, signal.SIGTERM)
     assert again.wait(PATIENCE) == 128 + signal.SIGTERM
     assert "resume with" in logs[7].read_text()[before:]

@@ -46,7 +46,7 @@ from training.factories import (
 )
 from training.feeds import Batch, Feed, make_feed
 from training.inheritance import inherit
-from training.loop import Training
+from training.loop import Stopped, Training
 from training.plain import from_plain
 from training.progress import Progress
 from training.resident import require_resident
@@ -131,6 +131,13 @@ class Trainer(Training):
         return self._feed
 
     @property
+    def has_begun(self) -> bool:
+        """Whether the run has checkpoints to resume from. Those at its URL are its own if there is its folder."""
+        if self.remote is None:
+            return self.run.has_checkpoints
+        return self.run.config_file.exists() and bool(self.remote.names())
+
+    @property
     def frames(self) -> int:
         """Environment frames learned from."""
         return self.learner.steps * self.action_repeat
@@ -206,10 +213,10 @@ class Trainer(Training):
         return self.frames // every > frames_before // every
 
     def _evaluate(self) -> dict[str, float]:
-        """The metrics of an evaluation. Its time does not count as training."""
+        """The metrics of an evaluation, which ends early if the training is to. Its time does not count as training."""
         self.updater.pull_weights()
         with self.clock.paused():
-            return as_metrics(evaluate(self.config, self.agent))
+            return as_metrics(evaluate(self.config, self.agent, lambda done: self.check()))
 
     def finish(self, evaluation: Mapping[str, object]) -> None:
         """Also ends the curves of evaluations in TensorBoard; see `Training`."""
@@ -426,18 +433,12 @@ class Trainer(Training):
         return {}
 
 
-def evaluate_agent(trainer: Trainer) -> Mapping[str, Any]:
-    """The summary of the evaluation that the run asks for."""
-    return evaluate(trainer.config, trainer.agent)
-
-
 def train_agent(
     config: RunConfig,
     run: Run,
     *,
     stop: Callable[[], bool] = lambda: False,
     show: Callable[[Progress], None] = lambda progress: None,
-    evaluate_trained: Callable[[Trainer], Mapping[str, Any]] = evaluate_agent,
     evaluated: Callable[[Trainer], None] = lambda trainer: None,
     local: bool = True,
     patience: float = 0.0,
@@ -445,9 +446,9 @@ def train_agent(
     """Trains a run, or resumes it, to its end and evaluates it; returns whether it is finished.
 
     Args:
-        stop: asked after every update; if true, a checkpoint is written and the training ends.
+        stop: asked after every update, and after every step of the evaluation; if true, a checkpoint is written and the
+            training ends.
         show: called with the progress after every update.
-        evaluate_trained: evaluates the trained agent and returns the summary.
         evaluated: called with the trained agent when its evaluation is written.
         local: act in this process; if false, on the Ray cluster to which it is connected.
         patience: seconds to wait for another process to leave the folder.
@@ -455,13 +456,23 @@ def train_agent(
     limit_calls(config.actors.step_seconds)
     for env in config.named_environments:
         prepare(env)
-    new = not run.has_checkpoints
     trainer = Trainer(config, run, local)
+    new = not trainer.has_begun
     if new:
         trainer.inherit()
+
+    def check(_: int) -> None:
+        if stop():
+            raise Stopped
+
     with run.claim(new, lambda: bool(trainer.saved), patience), trainer.opened(new):
         trainer.train(show, stop)
-        if trainer.done:
-            trainer.finish(evaluate_trained(trainer))
-            evaluated(trainer)
-        return trainer.done
+        if not trainer.done:
+            return False
+        try:
+            summary = evaluate(trainer.config, trainer.agent, check)
+        except Stopped:  # what was trained is saved, and is evaluated when the run is resumed
+            return False
+        trainer.finish(summary)
+        evaluated(trainer)
+        return True

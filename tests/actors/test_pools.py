@@ -253,7 +253,7 @@ def test_an_actor_whose_environment_hangs_or_dies_is_replaced(fault: str, cluste
     ("error", "when", "raised"),
     [
         (ZeroDivisionError("broken"), "in step", ray.exceptions.RayTaskError),
-        (ValueError("broken"), "made", ray.exceptions.RayActorError),
+        (ValueError("broken"), "made", ray.exceptions.RayTaskError),
         (EnvironmentFailed("broken"), "made", EnvironmentFailed),
     ],
 )
@@ -295,6 +295,8 @@ def test_an_actor_that_dies_again_and_again_stops_the_run(cluster: None, monkeyp
 @pytest.mark.ray
 @pytest.mark.slow
 def test_an_actor_that_does_not_answer_is_replaced(cluster: None) -> None:
+    """Meanwhile each unroll of the others comes once: no two show the same steps."""
+    seen = set()
     with RayPool(partial(make_counting_actor, ENVS), small(step_seconds=1.0)) as pool:
         pool.publish(weights(0), 0)
         while pool.status().alive < 2:
@@ -303,9 +305,32 @@ def test_an_actor_that_does_not_answer_is_replaced(cluster: None) -> None:
         os.kill(stopped, signal.SIGSTOP)
         deadline = time.monotonic() + PATIENCE
         while pool.status() != PoolStatus(alive=2, restarts=1, waiting=pool.status().waiting):
-            no_wrong_state(pool.get())
+            unroll = pool.get()
+            no_wrong_state(unroll)
+            shown = np.asarray(unroll.trajectory.observation).tobytes()
+            assert shown not in seen
+            seen.add(shown)
             assert time.monotonic() < deadline
         wait_until(lambda: not Path(f"/proc/{stopped}").exists())
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+def test_an_actor_that_hangs_while_it_is_made_is_replaced(cluster: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In code that nothing interrupts, as that of an engine which waits for a server."""
+    monkeypatch.setattr("actors.ray_pool.MAKING_SECONDS", 1.0)
+
+    def hangs_once(actor_id: int, incarnation: int) -> Actor:
+        if (actor_id, incarnation) == (1, 0):
+            time.sleep(10_000)
+        return make_counting_actor(ENVS, actor_id, incarnation)
+
+    with RayPool(hangs_once, small(step_seconds=0.3)) as pool:
+        pool.publish(weights(0), 0)
+        deadline = time.monotonic() + PATIENCE
+        while (pool.status().alive, pool.status().restarts) != (2, 1):
+            no_wrong_state(pool.get())
+            assert time.monotonic() < deadline
 
 
 @pytest.mark.parametrize("over", [False, True])

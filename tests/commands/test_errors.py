@@ -72,6 +72,16 @@ TYPED: dict[str, list[tuple[str, str]]] = {
         ("--run FULL", "--resume FULL"),
         ("--resume MISSING", "MISSING is not a run"),
         ("--from-run MISSING", "MISSING is not a run"),
+        (
+            "--from-run file:///store/checkpoints/000000000064-ab --local",
+            "expected the folder of a run, whose checkpoints may be at a URL, got file:",
+        ),
+        ("--run NEW --actors.resources fast=1", "actors.resources: expected none without --ray-address, since"),
+        ("--run NEW --actors.labels room=1", "actors.labels: expected none without --ray-address, since a cluster"),
+        (
+            "--env diagnostic:recall,delay=4,diagnostic:recall,delay=5,diagnostic:recall,delay=6 --actors.max-actors 2",
+            "max_actors: expected at least num_actors = 3, got 2",
+        ),
         ("--from-run RUN --local --core=lstm", "core: expected compressive as in RUN, got lstm"),
         ("--from-run RUN --local --agent.torso-size=32", "agent.torso_size: expected 16 as in "),
         ("--stages 'diagnostic:recall,delay=2'", "stages: expected 'ENV until CONDITION'"),

@@ -3,8 +3,11 @@
 import functools
 import itertools
 import math
+import os
 import re
+import signal
 import threading
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,6 +24,7 @@ from learner.learner import Learner
 from tests.learner import threads
 from tests.learner.places import Place
 from tests.learner.test_group import CPU, ROWS, assert_close, make_agent, make_batch, make_batches, shard
+from tests.waiting import wait_until
 
 CLOSE = {"rel": 1e-5, "abs": 1e-6}
 """Tolerance of metrics, whose totals are in float32."""
@@ -113,6 +117,25 @@ def test_a_group_is_one_learner_when_any_of_them_die(
         with pytest.raises(ray.exceptions.RayTaskError, match=r"expected uint8 \[N, 12, 16, 3\]"):
             group.update(batches[0]._replace(observation=batches[0].observation[:, :, 1:]))
     assert group.restarts == 2
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+def test_a_learner_that_hangs_when_its_state_is_needed_is_lost(cluster: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The state is that of the other one."""
+    monkeypatch.setattr(learner_group, "PEER_SECONDS", 2.0)
+    first, second = make_batches("compressive", 2)
+    alone = make()
+    alone.update(first)
+    alone.update(second)
+    with make_group(make()) as group:
+        group.update(first)
+        group.update(second)
+        stopped = ray.get(group.members[0].pid.remote())
+        os.kill(stopped, signal.SIGSTOP)
+        assert group.state_dict()["version"] == 2
+        assert_close(group.weights(), alone.weights())
+        wait_until(lambda: not Path(f"/proc/{stopped}").exists())
 
 
 @pytest.mark.parametrize(

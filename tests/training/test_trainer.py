@@ -35,7 +35,7 @@ from training.factories import episode_stream, make_actor, make_agent
 from training.feeds import LocalFeed
 from training.plain import to_plain
 from training.signals import stop_on_signals
-from training.trainer import Trainer
+from training.trainer import Trainer, train_agent
 
 AGENT = AgentConfig(torso="small", torso_size=8, core=LSTMConfig(8))
 CONFIG = RunConfig(
@@ -139,6 +139,52 @@ def test_evaluations_change_nothing_and_resume_exactly(tmp_path: Path) -> None:
         assert row["evaluation/return_low"] <= row["evaluation/return"] <= row["evaluation/return_high"]
         assert row["evaluation/episodes"] == 2
     assert len(read_launches(Run(tmp_path / "stopped"))) == 3
+
+
+def never_ending(begun: list[bool]) -> Callable[..., Any]:
+    """An evaluation that ends only because its progress is told: `begun` says that it has begun."""
+
+    def evaluate(config: RunConfig, agent: Any, progress: Callable[[int], None]) -> Any:
+        begun.append(True)
+        progress(0)
+        raise AssertionError("it was not stopped")
+
+    return evaluate
+
+
+def test_an_evaluation_during_training_can_be_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was learned before it is saved."""
+    begun: list[bool] = []
+    monkeypatch.setattr("training.trainer.evaluate", never_ending(begun))
+    trainer = Trainer(dataclasses.replace(CONFIG, evaluate_every=300), Run(tmp_path), local=True)
+    trainer.run.write_config(to_plain(trainer.config))
+    trainer.train(lambda progress: None, lambda: bool(begun))
+    assert begun == [True]
+    assert trainer.frames >= 300
+    assert checkpoints.load_latest(tmp_path).step == trainer.step
+
+
+def test_a_trained_agent_whose_evaluation_was_stopped_is_resumed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the same call, also with checkpoints at a URL."""
+    begun: list[bool] = []
+    config = dataclasses.replace(CONFIG, frames=300, eval_episodes=2, checkpoint_url=f"file://{tmp_path / 'store'}")
+    run = Run(tmp_path / "run")
+    with monkeypatch.context() as patch:
+        patch.setattr("training.trainer.evaluate", never_ending(begun))
+        assert not train_agent(config, run, stop=lambda: bool(begun))
+    assert begun == [True]
+    assert not run.evaluation_file().exists()
+    rows = read_metrics(run.path)
+
+    assert train_agent(config, run)
+    assert run.evaluation_file().exists()
+    assert read_metrics(run.path) == rows, "nothing was left to learn"
+
+    # Another folder is another run, and the URL is not its own.
+    with pytest.raises(UserError, match="store"):
+        train_agent(config, Run(tmp_path / "other"))
 
 
 @pytest.mark.parametrize(("limit", "dropped"), [(None, 0), (3, 0), (2, 3)])
