@@ -178,6 +178,9 @@ class Agent(nn.Module):
         for head in (self.policy, self.value):
             nn.init.normal_(head.weight, std=0.01)
             nn.init.zeros_(head.bias)
+        if popart_tasks:
+            # What is near zero depends on the rewards: where these are small, the first value targets would be noise.
+            nn.init.zeros_(self.value.weight)
         self.policy.bias.data.copy_(self.distribution.first)
 
     def begin_with(self, weights: Weights) -> None:

@@ -18,7 +18,8 @@ have the moments of all that they have seen: whatever moves them shifts all that
 the last few episodes, and an agent of cartpole-swingup fell from a return of 731 to 296 when it was given the moments
 of a hundred thousand steps later."""
 LEAST_DEVIATION = 1e-4
-"""Standard deviation below which the elements of vectors are not enlarged further."""
+"""Standard deviation below which elements of size 1 and more are not enlarged further; of smaller ones, as a share of
+their root mean square. What has nearly always been the same would otherwise become huge when it changes for once."""
 
 
 def share_of_batch(batches: Tensor, rate: float) -> Tensor:
@@ -28,7 +29,7 @@ def share_of_batch(batches: Tensor, rate: float) -> Tensor:
 
 def move(moment: Tensor, batch: Tensor, share: Tensor, known: Tensor) -> None:
     """Moves a moment towards that of a batch, where `known` is true, in place."""
-    moved = moment + share * (batch - moment)
+    moved = (1 - share) * moment + share * batch  # exactly the batch's for a share of 1, however small it is
     moment.copy_(torch.where(known, moved, moment))
 
 
@@ -60,9 +61,10 @@ class Standardization(nn.Module):
 
     @property
     def deviation(self) -> Tensor:
-        """[N] float64, the standard deviations, and `LEAST_DEVIATION` at least."""
+        """[N] float64, the standard deviations within their limit; see `LEAST_DEVIATION`."""
         variance = self.second_moment - self.mean.square()
-        return variance.clamp(min=LEAST_DEVIATION**2).sqrt()
+        size = torch.where(self.second_moment > 0, self.second_moment.clamp(max=1), 1)
+        return variance.maximum(LEAST_DEVIATION**2 * size).sqrt()
 
     def forward(self, sensed: Sensed) -> Sensed:
         """Standardizes the vectors [..., features] float32 among the parts of an observation."""

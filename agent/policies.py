@@ -42,6 +42,8 @@ NODES = 97
 FARTHEST_NODE = 6.5
 """Nodes of the integral in the entropy of squashed numbers, and the greatest, in standard deviations. With equal
 distances the error falls exponentially with the number of nodes; it is below 1e-6 up to a standard deviation of 4."""
+SMALL_TABLE = 256
+"""Tables of logits up to this size are not divided, however much of them is padding."""
 NONE = -1
 """Stands for the last choice at the start of an episode."""
 
@@ -204,6 +206,22 @@ class Categorical(Policy):
         return effect[..., None] == values
 
 
+def _tables(sizes: Sequence[int]) -> list[list[int]]:
+    """Neighbouring choices whose logits fill at least half of a table, if it is not small."""
+    tables: list[list[int]] = []
+    total = 0
+    most = 0
+    for size in sizes:
+        total += size
+        most = max(most, size)
+        padded = (len(tables[-1]) + 1) * most if tables else math.inf
+        if padded > max(SMALL_TABLE, 2 * total):
+            tables.append([])
+            total = most = size
+        tables[-1].append(size)
+    return tables
+
+
 class Joint(Policy):
     """The policy of any other space: parts that are independent given the parameters."""
 
@@ -215,7 +233,7 @@ class Joint(Policy):
             alike = list(neighbours)
             if kind is Choice:
                 sizes = [part.size for part in alike if isinstance(part, Choice)]
-                blocks.append(_Choices(sizes))
+                blocks += [_Choices(of_block) for of_block in _tables(sizes)]
             else:
                 bounded: list[bool] = []
                 for part in alike:

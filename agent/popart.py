@@ -6,8 +6,9 @@ from torch import Tensor, nn
 from agent.moments import move, share_of_batch
 
 LEAST_SCALE = 1e-4
-MOST_SCALE = 1e6
-"""Limits of a task's standard deviation; those of Hessel et al."""
+MOST_SCALE = 1e15
+"""Limits of a task's standard deviation. The least is that of Hessel et al.; their greatest, 1e6, is too small for sums
+of money. Squares have to be finite, and in float32 normalized values times the scale."""
 
 
 class PopArt(nn.Linear):

@@ -28,6 +28,8 @@ from envs.outputs import MOST_NUMBERS, NUMERIC, Place, conformer, expression, la
 Env = gymnasium.Env[Any, Any]
 Row = NDArray[np.float32]
 Convert = Callable[[Any], Any]
+UNBOUNDED = 1e10
+"""Bounds of this size count as none."""
 MIXED_BOUNDS = "bounds that are both finite or both infinite"
 
 
@@ -322,6 +324,9 @@ def _floats(space: spaces.Box, place: Place) -> tuple[list[Part], Convert]:
     """The numbers of a Box of floats."""
     low = space.low.ravel().astype(np.float64)
     high = space.high.ravel().astype(np.float64)
+    # Some write "without bounds" as large numbers: MuJoCo as 1e10, others as the greatest float.
+    low[low <= -UNBOUNDED] = -np.inf
+    high[high >= UNBOUNDED] = np.inf
     bounded = np.isfinite(low) & np.isfinite(high)
     free = (low == -np.inf) & (high == np.inf)
     ordered = low < high

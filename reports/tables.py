@@ -220,7 +220,15 @@ def _score(score: Mapping[str, float | None]) -> str:
     mean = score["mean"]
     if mean is None:
         return "-"
-    return f"{mean:.2f}" + _interval(score.get("low"), score.get("high"), 2)
+    low = score.get("low")
+    high = score.get("high")
+    largest = max(abs(number) for number in (mean, low, high) if number is not None)
+    style = ".2f"
+    if 0 < largest < 0.1:  # all would be 0.00
+        style = ".3g"
+    elif largest >= 1e6:
+        style = ".4g"
+    return f"{mean:{style}}" + _interval(low, high, style)
 
 
 def _percentage(value: float | None, interval: Sequence[float | None] | None = None) -> str:
@@ -228,10 +236,10 @@ def _percentage(value: float | None, interval: Sequence[float | None] | None = N
     if value is None:
         return "-"
     low, high = interval or (None, None)
-    return f"{value:.1f} %" + _interval(low, high, 1)
+    return f"{value:.1f} %" + _interval(low, high, ".1f")
 
 
-def _interval(low: float | None, high: float | None, digits: int) -> str:
+def _interval(low: float | None, high: float | None, style: str) -> str:
     """The interval behind a value; empty if there is none.
 
     An interval without width would look like certainty, where all that is known is that the episodes were equal.
@@ -240,7 +248,7 @@ def _interval(low: float | None, high: float | None, digits: int) -> str:
         return ""
     if low == high:
         return "  all equal"
-    return f"  [{low:.{digits}f}, {high:.{digits}f}]"
+    return f"  [{low:{style}}, {high:{style}}]"
 
 
 def enumerated(things: Sequence[str]) -> str:

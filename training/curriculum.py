@@ -13,6 +13,7 @@ from envs import mean_normalised, tasks
 from storage.files import Json, Schema, abbreviate, require_schema
 from training.config import RunConfig
 from training.factories import episode_metrics, interface
+from training.progress import brief
 from training.stages import MEASURES, Stage, read_stage
 
 EPISODES = 200
@@ -178,7 +179,7 @@ class Curriculum:
         scores = self.scores()
         if not scores:
             return "no episode finished yet"
-        text = f"return {self.mean_return():.1f}"
+        text = f"return {brief(self.mean_return())}"
         if len(self.recent) > 1:
             text += f" over {len(scores)} of {len(self.recent)} tasks"
         correct = self.correct()

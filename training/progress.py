@@ -31,6 +31,15 @@ class Progress(NamedTuple):
     texts: tuple[str, ...] = ()
 
 
+def brief(value: float) -> str:
+    """A score of any size in few characters: 84.8, -7.25, 0.000123, 1.25e+09."""
+    if abs(value) >= 1e6:
+        return f"{value:.4g}"
+    if abs(value) >= 10:
+        return f"{value:.1f}"
+    return f"{value:#.3g}"
+
+
 class Clock:
     """Measures a loop: the rate over the last seconds, and the share of time spent waiting.
 

@@ -208,7 +208,11 @@ class GatedTransformerXLConfig(TransformerXLConfig):
 
 @dataclass(frozen=True)
 class RoutingTransformerConfig(TransformerConfig):
-    """A causal Routing Transformer: what leaves memory is filed by content. docs/routing.md explains it."""
+    """A causal Routing Transformer: what leaves memory is filed by content. docs/routing.md explains it.
+
+    A head needs some features (model_size / num_heads): with two, normalized vectors are one of two, and with one all
+    are equal, so that no more clusters than these are used.
+    """
 
     window: Sizes = 64
     """Slots of each cluster (w), one number or one for each layer; 0 for none, which is a layer of Transformer-XL."""

@@ -72,6 +72,23 @@ def test_vectors_are_standardized_and_images_stay() -> None:
         torch.testing.assert_close(columns.std(dim=0), torch.ones(columns.shape[1]), rtol=1e-3, atol=0)
 
 
+def test_the_unit_of_an_element_does_not_matter() -> None:
+    """One that varies by a billionth is told apart as well as one that varies by 1. Constants are not enlarged much."""
+    seen = torch.randn(50, 5, 1)
+    units = torch.tensor([1e-9, 1e-5, 1.0, 1e6])
+    module = Standardization([4])
+    module.update_statistics(module.sums(seen * units))
+    standardized = module(seen * units)
+    torch.testing.assert_close(standardized, standardized[..., 2:3].expand(50, 5, 4), rtol=1e-3, atol=1e-3)
+
+    module = Standardization([4])
+    module.update_statistics(module.sums(units.expand(50, 5, 4)))
+    assert module(units.expand(50, 5, 4)).abs().max() < 1e-3
+    for index, most in enumerate([1e4, 1e4, 1e4, 1e10]):
+        changed = module(torch.zeros(1, 1, 4))[..., index].abs()
+        assert changed < 1.01 * most
+
+
 def test_elements_that_never_change_stay_finite() -> None:
     module = Standardization([2])
     constant = torch.tensor([5.0, 0.0]).expand(8, 2)

@@ -13,13 +13,14 @@ from torch.distributions import Categorical as TorchCategorical
 from torch.distributions import Normal, TransformedDistribution, kl_divergence
 from torch.distributions.transforms import TanhTransform
 
-from agent.policies import Choice, Numbers, Policy, make_policy
+from agent.policies import SMALL_TABLE, Choice, Numbers, Policy, _tables, make_policy
 
 ROWS, STEPS = 3, 4
 SPACES: dict[str, Any] = {
     "discrete": 5,
     "choices": (Choice(2), Choice(7), Choice(3)),
     "switches": (Choice(2),) * 6,
+    "a large choice": (Choice(150), *(Choice(2),) * 4),
     "bounded": (Numbers((True, True)),),
     "unbounded": (Numbers((False, False, False)),),
     "some bounded": (Numbers((True, False)),),
@@ -345,6 +346,17 @@ def test_a_scale_beyond_a_limit_comes_back_and_goes_no_further(beyond: float, li
     with torch.no_grad():
         expected = policy.entropy(torch.tensor([0.3, beyond]))
     torch.testing.assert_close(policy.entropy(torch.tensor([0.3, beyond])), expected)
+
+
+@given(st.lists(st.sampled_from([2, 3, 40, 300, 5000]), min_size=1, max_size=40))
+def test_tables_of_choices_are_hardly_larger_than_their_logits(sizes: list[int]) -> None:
+    """Twenty switches beside a choice of 5,000 would be a table of 105,000 numbers."""
+    tables = _tables(sizes)
+    assert [size for table in tables for size in table] == sizes
+    for table in tables:
+        assert len(table) * max(table) <= max(SMALL_TABLE, 2 * sum(table))
+    assert _tables([2] * 100) == [[2] * 100]
+    assert _tables([2, 7, 3]) == [[2, 7, 3]]
 
 
 def test_wrong_shapes_and_empty_spaces_are_refused() -> None:

@@ -22,7 +22,7 @@ from reports.statistics import (
     probability_of_improvement,
     runs_to_confirm,
 )
-from reports.tables import with_interval
+from reports.tables import evaluation_rows, with_interval
 
 X = [np.array([71.5, 12.25, 93.0, 55.0, 60.5]), np.array([40.0, 44.0, 39.5, 47.0, 41.0])]
 Y = [np.array([50.0, 60.5, 20.0]), np.array([41.0, 38.0, 43.5])]
@@ -250,3 +250,18 @@ def test_runs_to_confirm_are_the_same_for_better_and_worse() -> None:
 @pytest.mark.parametrize(("numbers", "texts"), DIGITS.items())
 def test_a_score_has_the_digits_that_its_interval_allows(numbers: tuple[float, ...], texts: list[str]) -> None:
     assert with_interval(*numbers) == texts
+
+
+@pytest.mark.parametrize(
+    ("mean", "low", "high", "said"),
+    [
+        (8.476, 4.35, 12.612, "8.48  [4.35, 12.61]"),
+        (9.92e-5, 9.8e-5, 1e-4, "9.92e-05  [9.8e-05, 0.0001]"),
+        (0.0, 0.0, 0.0, "0.00  all equal"),
+        (-0.02, -0.5, 0.4, "-0.02  [-0.50, 0.40]"),
+        (992187500.0, 9.8e8, 1e9, "9.922e+08  [9.8e+08, 1e+09]"),
+    ],
+)
+def test_returns_of_any_size_are_printed_with_digits(mean: float, low: float, high: float, said: str) -> None:
+    summary = {"episodes": 2, "return": {"mean": mean, "low": low, "high": high}}
+    assert evaluation_rows(summary)["return"] == said

@@ -263,12 +263,23 @@ def test_spaces_without_a_vector_are_refused_by_name(space: Any, problem: str) -
     assert "\n" not in str(caught.value)
 
 
-def test_bounds_as_wide_as_floats_do_not_overflow() -> None:
+def test_wide_bounds_do_not_overflow() -> None:
     for dtype in FLOATS:
-        most = np.finfo(dtype).max
+        most = dtype(min(float(np.finfo(dtype).max), 9e9))
         _, convert = action_vector(spaces.Box(-most, most, (1,), dtype))
         for column, expected in ((-1, -most), (0, 0), (1, most)):
             assert convert(np.array([column], np.float32)).item() == expected
+
+
+@pytest.mark.parametrize("most", [1e10, float(np.finfo(np.float32).max), np.inf])
+def test_bounds_that_stand_for_none_are_none(most: float) -> None:
+    """MuJoCo's without limits are 1e10, and others write the greatest float: -1..1 would be stretched to these."""
+    vector, convert = action_vector(spaces.Box(-most, most, (2,), np.float32))
+    (columns,) = vector.parts
+    assert (columns.low, columns.high) == ((-np.inf, -np.inf), (np.inf, np.inf))  # type: ignore[union-attr]
+    assert convert(np.array([-0.25, 3.0], np.float32)).tolist() == [-0.25, 3.0]
+    with pytest.raises(ValueError, match="both finite or both infinite"):
+        action_vector(spaces.Box(-1.0, most, (1,), np.float32))
 
 
 class Remembers(gymnasium.Env[Any, Any]):

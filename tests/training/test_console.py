@@ -12,11 +12,23 @@ import pytest
 from rich.console import Console
 
 from training.console import Busy, LiveLine, counting, duration, playing, quantity
-from training.progress import Clock, Progress, TimeLeft
+from training.progress import Clock, Progress, TimeLeft, brief
 from training.signals import stop_on_signals, terminated_by_error
 
 TEXTS = ("2.51M steps", "12.3k frames/s", "return -123.4  correct 98.7 %", "2 actors, 1 restarted")
 PROGRESS = Progress(10_048_000, 12_000_000, "frames", TEXTS)
+
+
+def test_scores_of_any_size_have_digits() -> None:
+    scores = {
+        84.75: "84.8",
+        -7.254: "-7.25",
+        0.975: "0.975",
+        0.0: "0.00",
+        9.92e-5: "9.92e-05",
+        992187500.0: "9.922e+08",
+    }
+    assert {score: brief(score) for score in scores} == scores
 
 
 @pytest.fixture

@@ -141,7 +141,7 @@ def test_scores_are_of_the_tasks_that_were_played() -> None:
 
     found.remember(episodes(1, score=7, task=late))
     assert found.scores() == {late: 7}
-    assert found.texts() == ("return 7.0 over 1 of 2 tasks",)
+    assert found.texts() == ("return 7.00 over 1 of 2 tasks",)
     row = found.metrics()
     assert row["tasks/seen"] == 1
     assert row["tasks/count"] == 2
