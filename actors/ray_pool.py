@@ -79,7 +79,7 @@ class RemoteActor:
 
 
 class _Request(NamedTuple):
-    """What an actor was asked for: an unroll, whose two objects these are, or one of the steps before the first."""
+    """What an actor was asked for: an unroll, whose two objects these are, or what comes before the first one."""
 
     actor: int
     header: ray.ObjectRef

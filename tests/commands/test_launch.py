@@ -5,15 +5,16 @@ import json
 import re
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import av
 import pytest
 from safetensors.torch import load_file
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from actors import ClusterError, LocalPool
+from actors import ActorsConfig, ClusterError, LocalPool
 from commands import COMMANDS
-from commands.launch import _about_large_images
+from commands.launch import _about_large_images, _ray
 from commands.parsing import is_fixed
 from commands.parsing import parse_launch as parse
 from learner.errors import LearnersLost
@@ -288,3 +289,15 @@ def test_a_run_says_how_large_images_become_smaller() -> None:
     assert not _about_large_images("gym:Small-v0", [(84, 119, 4), (500,)])
     for env in ("envpool:Large-v0", "rooms:full,image_height=240", "gym:a:B,shrink=2", "gym:A-v0,gym:B-v0"):
         assert not _about_large_images(env, [large])
+
+
+@pytest.mark.parametrize(("cpus", "learners", "size"), [(0.5, 1, 300), (1.0, 3, 303), (2.5, 3, 753)])
+def test_a_cluster_on_this_machine_has_room_for_all(
+    cpus: float, learners: int, size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """For 300 actors and several learners: they would be waited for without end."""
+    monkeypatch.setattr("training.cluster.start_ray", lambda address, cpus, *others: cpus)
+    monkeypatch.setattr("commands.launch.unroll_bytes", lambda config, agent: 0)
+    config = RunConfig(actors=ActorsConfig(num_actors=300, cpus=cpus), learners=learners, unrolls_per_update=learners)
+    options = Mock(in_process=False, ray_address=None)
+    assert _ray(options, Mock(config=config), Mock()) == size
