@@ -89,6 +89,13 @@ def test_the_unit_of_an_element_does_not_matter() -> None:
         assert changed < 1.01 * most
 
 
+def test_small_changes_of_large_elements_are_told_apart() -> None:
+    module = Standardization([1])
+    seen = 1000 + 0.01 * torch.randn(50, 5, 1)
+    module.update_statistics(module.sums(seen))
+    torch.testing.assert_close(module(seen).std(), torch.tensor(1.0), rtol=0.02, atol=0)
+
+
 def test_elements_that_never_change_stay_finite() -> None:
     module = Standardization([2])
     constant = torch.tensor([5.0, 0.0]).expand(8, 2)

@@ -32,6 +32,11 @@ def test_a_long_file_is_learned_from() -> None:
         sizes = {f"short {index}": 1.0 for index in range(9)} | {f"long {number}": 83.0}
         assert f"long {number}" in divide(sizes, SHARES)["train"]
 
+    # One short file is enough for a split, where only long ones could fill it.
+    parts = divide({"short": 1.0, "long 1": 33.0, "long 2": 33.0, "long 3": 33.0}, SHARES)
+    assert parts["valid"] == ["short"]
+    assert [len(names) for names in parts.values()] == [1, 1, 2]
+
     # Of three files one must be held out, however long they are.
     parts = divide({"a": 30.0, "b": 30.0, "c": 40.0}, SHARES)
     assert [len(names) for names in parts.values()] == [1, 1, 1]
