@@ -371,7 +371,7 @@ def test_the_interval_of_up_to_four_runs_is_called_their_range(runs: int, bracke
     assert f"There is only one variant, gru: nothing is compared. Its interquartile mean is {brackets}" in said
 
 
-def test_brackets_are_explained_where_variants_have_unequal_numbers_of_runs(make_run: MakeRun) -> None:
+def test_brackets_are_explained_where_numbers_of_runs_differ(make_run: MakeRun) -> None:
     """The range of three runs, the interval of ten, and nothing of a single one."""
     paths = [make_run(f"many{seed}", "gru", seed, [1.0], 50.0 + 4 * seed) for seed in range(10)]
     paths += [make_run(f"few{seed}", "lstm", seed, [1.0], 20.0 + seed) for seed in range(3)]

@@ -55,7 +55,7 @@ def test_the_page_of_a_run_holds_the_episode_as_it_was_played(page: Path, record
     # Pictures: frames, and what the agent drew of them.
     (episode,) = data["episodes"]
     np.testing.assert_array_equal(shown_frames(data, episode), recording.observations)
-    drawn = unpacked(episode["drawn"], "u1").reshape(len(recording.actions), *data["drawn"])
+    drawn = unpacked(episode["drawn"], "u1").reshape(len(recording.actions), *data["drawn"], 3)
     np.testing.assert_array_equal(drawn, recording.reconstructions)
 
     # Numbers of each step.
