@@ -199,9 +199,11 @@ def _resume(options: CompareOptions) -> tuple[Path, dict[str, Any], str]:
 
 def _folder(options: CompareOptions, trials: dict[str, Any]) -> Path:
     """Where a new sweep goes, by its suite or the preset of its runs."""
+    if options.suite:
+        return Path(f"runs/suite-{options.suite}")
     preset = next(iter(trials.values())).preset
     name = preset if options.kind == "launch" else f"{options.kind}-{preset}"
-    return Path(f"runs/compare-{options.suite or name}")
+    return Path(f"runs/compare-{name}")
 
 
 def _plan(options: CompareOptions, words: Sequence[str]) -> dict[str, Any]:

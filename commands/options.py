@@ -356,7 +356,7 @@ class CompareOptions(Checked):
     """Bytes of each core's state, at most: cores get as many slots or features as fit, instead of those of the
     preset."""
     folder: NewFolder = None
-    """Where runs and the report go; by default runs/compare-PRESET (compare-KIND-PRESET, compare-SUITE), or
+    """Where runs and the report go; by default runs/compare-PRESET (compare-KIND-PRESET, suite-SUITE), or
     runs/comparison."""
     add: bool = False
     """Add these runs to the sweep in the folder, which is finished or stopped; its own runs are kept."""

@@ -122,6 +122,7 @@ class LearnerGroup:
         self.saved_counters = learner.counters
         self.copied_version = learner.version
         self.newest: ray.ObjectRef | None = None
+        self.called: ray.ObjectRef | None = None  # a `call` that may not be answered yet
 
         # What the last update returned, and the episodes that ended in learners that act; the reader empties the list.
         self.metrics: dict[str, float] = {}
@@ -239,7 +240,9 @@ class LearnerGroup:
             try:
                 self._join()
                 request = self.members[0].call.remote(function)
+                self.called = request
                 (result,) = results_of([request], self.check)
+                self.called = None
                 return result
             except PeerLost as error:
                 self._recover(error)
@@ -289,6 +292,9 @@ class LearnerGroup:
 
     def _ask_state(self) -> StateDict:
         """The state of the learners. If none has the whole of it, all gather it together and the first returns it."""
+        if self.called is not None:  # `check` has ended the wait: the first learner answers when it has the result
+            ray.wait([self.called])
+            self.called = None
         asked = self.members
         if self.learner.has_whole_state:
             asked = self.members[:1]
@@ -434,6 +440,7 @@ class LearnerGroup:
                 ray.kill(member)
             self.members = []
             self.joined = False
+            self.called = None
 
     def __enter__(self) -> "LearnerGroup":
         bundles = [self.resources] * self.size

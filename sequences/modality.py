@@ -83,8 +83,11 @@ class Modality(ABC):
         """The network with fresh weights from torch's global generator. Raises a ValueError if it is impossible."""
 
     @abstractmethod
-    def validate(self, model: SequenceModel) -> dict[str, float]:
-        """Metrics of the model during training, named valid/...; "valid/nll" is in nats a token."""
+    def validate(self, model: SequenceModel, count: Counting = quiet) -> dict[str, float]:
+        """Metrics of the model during training, named valid/...; "valid/nll" is in nats a token.
+
+        `count`: is told the progress.
+        """
 
     @abstractmethod
     def evaluate(self, model: SequenceModel, options: Any = None, count: Counting = quiet) -> Iterator[dict[str, Any]]:

@@ -85,9 +85,9 @@ class ModalityLearner(SequenceLearner):
         super().__init__(model, data.source(comm.rank, comm.size), config, comm)
         self.data = data
 
-    def validate(self) -> dict[str, float]:
+    def validate(self, count: Counting = quiet) -> dict[str, float]:
         """See `Modality.validate`."""
-        return self.data.validate(self.model)
+        return self.data.validate(self.model, count)
 
 
 class SequenceTrainer(Training):
@@ -141,9 +141,20 @@ class SequenceTrainer(Training):
         self.weight = 0.95 * self.weight + 0.05
         if self._is_evaluation_due(before):
             with self.clock.paused():
-                self.valid = self.updater.call(ModalityLearner.validate)
+                self.valid = self._validate()
             metrics |= self.valid
         return metrics
+
+    def _validate(self) -> dict[str, float]:
+        """The metrics of a validation, which in this process ends early if the training is to."""
+        if self.updater is not self.learner:
+            return self.updater.call(ModalityLearner.validate)
+
+        @contextmanager
+        def checking(activity: str, total: int, unit: str) -> Iterator[Callable[[int], None]]:
+            yield lambda done: self.check()
+
+        return self.learner.validate(checking)
 
     def _is_evaluation_due(self, before: int) -> bool:
         """Whether an update that began at step `before` has passed a multiple of `evaluate_every`, or is the last."""

@@ -60,11 +60,11 @@ class Images(Modality):
     def unit(self, nll: float) -> str:
         return f"{nll / math.log(2):.3f} bits/dim"
 
-    def validate(self, model: Any) -> dict[str, float]:
+    def validate(self, model: Any, count: Counting = quiet) -> dict[str, float]:
         images = None
         if self.config.evaluate_tokens is not None:
             images = max(1, self.config.evaluate_tokens // (self.size + 1))
-        measured = self.measure(model, self.held_out("valid", images))
+        measured = self.measure(model, self.held_out("valid", images), count)
         return {"valid/nll": measured["nats"], "valid/bits_per_dim": measured["bits_per_dim"]}
 
     def evaluate(

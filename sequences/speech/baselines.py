@@ -4,6 +4,7 @@ Both give proper probabilities of the 256 tokens and are fitted to the training 
 compare with those of models.
 """
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -25,13 +26,19 @@ _PIECES = 40
 """In which a part of a long training split is read."""
 
 
-def predictors(train: np.ndarray, held_out: np.ndarray, block: int = 1 << 18) -> dict[str, float]:
-    """Nats per sample of held-out tokens [N] under both predictors, fitted to `train`: "order_0" and "linear"."""
+def predictors(
+    train: np.ndarray, held_out: np.ndarray, show: Callable[[int], None] = lambda done: None, block: int = 1 << 18
+) -> dict[str, float]:
+    """Nats per sample of held-out tokens [N] under both predictors, fitted to `train`: "order_0" and "linear".
+
+    `show`: is told how many tokens are measured.
+    """
     linear = fit_linear_predictor(train)
     nll = 0.0
     for begin in range(0, len(held_out), block):
         tokens = np.asarray(held_out[begin : begin + block])
         nll += float(linear.nll(tokens).sum())
+        show(begin + len(tokens))
     return {"order_0": order_0(train, held_out), "linear": nll / len(held_out)}
 
 

@@ -49,8 +49,8 @@ class Speech(Modality):
     def unit(self, nll: float) -> str:
         return f"{nll:.3f} nats"
 
-    def validate(self, model: SequenceModel) -> dict[str, float]:
-        measured = self.measure(model, self.held_out("validation", self.config.evaluate_tokens))
+    def validate(self, model: SequenceModel, count: Counting = quiet) -> dict[str, float]:
+        measured = self.measure(model, self.held_out("validation", self.config.evaluate_tokens), count)
         return {"valid/nll": measured["nats"], "valid/bits": measured["bits"]}
 
     def evaluate(
@@ -60,7 +60,8 @@ class Speech(Modality):
         model, sizes = resized(model, options)
         part = self.held_out(options.split, options.samples)
         measured = self.measure(model, part, count, f"measuring {options.split}")
-        fitted = baselines.predictors(self.splits["train"].tokens, part.tokens)
+        with count("measuring linear prediction", len(part.tokens), "samples") as show:
+            fitted = baselines.predictors(self.splits["train"].tokens, part.tokens, show)
         yield {"split": options.split, **measured, **fitted, **sizes}
 
     def finish(self, model: SequenceModel, run: Path, step: int, count: Counting = quiet) -> dict[str, Any]:

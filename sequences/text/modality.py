@@ -51,9 +51,9 @@ class Text(Modality):
             return f"{evaluation.bits_per_character(nll, 1):.3f} bpc"
         return f"{evaluation.perplexity(nll, 1):.1f} ppl"
 
-    def validate(self, model: SequenceModel) -> dict[str, float]:
+    def validate(self, model: SequenceModel, count: Counting = quiet) -> dict[str, float]:
         split = self.splits["valid"].first(self.config.evaluate_tokens)
-        total = evaluate(model, self.batches(split, self.config.evaluate_rows), self.config.learner.precision)
+        total = evaluate(model, self.batches(split, self.config.evaluate_rows, count), self.config.learner.precision)
         found = evaluation.summary(total, split, self.tokenizer)
         metrics = {"valid/nll": found.pop("nats_per_token")}
         for name, value in found.items():

@@ -13,7 +13,7 @@ from rich.console import Console
 
 import envs
 from commands import compare
-from commands.compare import _cost, _read_beside
+from commands.compare import _cost, _folder, _read_beside
 from commands.options import CompareOptions
 from commands.parsing import parse_train
 from reports.comparison import Estimate, read_run
@@ -398,6 +398,13 @@ def test_rows_of_a_file_join_those_of_equal_terms() -> None:
         "gru (f.json)": "agent.core.name none, here 'gone'; a [2], here 1; b 2, here none; 2 more",
         "lstm (f.json)": f"{SHORT}: frames 2000, here 1000",
     }
+
+
+def test_a_suite_has_a_folder_of_its_own() -> None:
+    """Also if a preset is called as it is."""
+    trials = {"trial": make_preset("memory", "gru")}
+    assert _folder(CompareOptions(suite="memory", cores=("gru",)), trials) == Path("runs/suite-memory")
+    assert _folder(CompareOptions(cores=("gru",)), trials) == Path("runs/compare-memory")
 
 
 def test_files_of_one_name_all_stand_in_the_table(tmp_path: Path) -> None:

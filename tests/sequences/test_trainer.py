@@ -19,6 +19,7 @@ from sequences.speech.config import SpeechConfig
 from sequences.speech.corpus import Split
 from sequences.speech.modality import Speech
 from sequences.trainer import SequenceTrainer, _evaluate
+from storage import checkpoints
 from storage.metrics import read_metrics
 from storage.run import Run
 from tests.learner.test_group import together
@@ -57,15 +58,13 @@ def go(run: Path, core: Any, updates: int = 99, resume: bool = False, **changes:
     if resume:
         trainer.restore()
 
-    asked = 0
+    done = 0
 
-    def stop() -> bool:
-        """Asked before each update, and once more after the last."""
-        nonlocal asked
-        asked += 1
-        return asked > updates
+    def show(progress: Any) -> None:
+        nonlocal done
+        done += 1
 
-    trainer.train(lambda progress: None, stop)
+    trainer.train(show, lambda: done >= updates)
     return trainer
 
 
@@ -92,6 +91,25 @@ def test_stopping_anywhere_changes_nothing(core: Any, length: int, tmp_path: Pat
     rows = timeless(tmp_path / "straight")
     assert timeless(tmp_path / "stopped") == rows
     assert [row["step"] for row in rows if "valid/nll" in row] == [5, 11, 12]
+
+
+def test_a_validation_can_be_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may take minutes. What was learned before it is saved."""
+    trainer = make_trainer(tmp_path / "run", TINY["lstm"])
+    validating = False
+    validate = trainer.data.validate
+
+    def begin(*arguments: Any) -> Any:
+        nonlocal validating
+        validating = True
+        validate(*arguments)
+        raise AssertionError("it was not stopped")
+
+    monkeypatch.setattr(trainer.data, "validate", begin)
+    trainer.train(lambda progress: None, lambda: validating)
+    assert validating
+    assert trainer.step == 5
+    assert checkpoints.load_latest(tmp_path / "run").step == 5
 
 
 def test_an_evaluation_that_is_stopped_is_made_when_the_run_is_resumed(tmp_path: Path) -> None:
