@@ -7,6 +7,7 @@ import os
 import re
 import signal
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -117,6 +118,23 @@ def test_a_group_is_one_learner_when_any_of_them_die(
         with pytest.raises(ray.exceptions.RayTaskError, match=r"expected uint8 \[N, 12, 16, 3\]"):
             group.update(batches[0]._replace(observation=batches[0].observation[:, :, 1:]))
     assert group.restarts == 2
+
+
+def test_a_state_waits_for_a_call_that_was_left(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a validation that the user ends: the first learner is busy with it, and not lost."""
+    (batch,) = make_batches("compressive", 1)
+    with make_group(make()) as group:
+        group.update(batch)
+        monkeypatch.setattr(learner_group, "PEER_SECONDS", 0.3)
+        monkeypatch.setattr(group, "check", leave)
+        with pytest.raises(Left):
+            group.call(busy)
+        assert group.state_dict()["version"] == 1
+        assert group.restarts == 0
+
+
+def busy(learner: Learner) -> None:
+    time.sleep(2)
 
 
 @pytest.mark.ray
