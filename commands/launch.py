@@ -159,8 +159,10 @@ def _about_large_images(env: str, shapes: Sequence[tuple[int, ...]]) -> str:
     sizes = [shape[:2] for shape in shapes if len(shape) == 3]
     height, width = max(sizes, key=min, default=(0, 0))
     shrink = min(height, width) // ENOUGH_PIXELS
-    has_field = len(tasks(env)) == 1 and parse_spec(env).kind in ("gym", "dm") and "shrink" not in env
-    if shrink < 2 or not has_field:
+    if shrink < 2 or len(tasks(env)) > 1:
+        return ""
+    kind, _, fields = parse_spec(env)
+    if kind not in ("gym", "dm") or "shrink" in fields:
         return ""
     smaller = f"{math.ceil(height / shrink)} x {math.ceil(width / shrink)}"
     option = shlex.quote(f"{env},shrink={shrink}")

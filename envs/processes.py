@@ -375,7 +375,7 @@ class ProcessVectorEnv(VectorEnv):
         self.processes.append(process)
 
     def _wait_for_start(self, index: int) -> None:
-        """Returns when a process is about to make its environments, which is the first that counts as theirs."""
+        """Returns when a process has started. What it does from then on is a call into its environments."""
         if not self._pipes[index].poll(START_SECONDS):
             self.close()
             raise ProcessDied(f"{self._name(index)} has not started within {START_SECONDS:g} s")

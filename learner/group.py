@@ -292,7 +292,7 @@ class LearnerGroup:
 
     def _ask_state(self) -> StateDict:
         """The state of the learners. If none has the whole of it, all gather it together and the first returns it."""
-        if self.called is not None:  # `check` has ended the wait: the first learner answers when it has the result
+        if self.called is not None:  # `check` has ended that wait, or saves meanwhile: the first learner is still busy
             ray.wait([self.called])
             self.called = None
         asked = self.members

@@ -180,13 +180,15 @@ def _print_cells(console: Console, cells: Sequence[Sequence[str]], widths: Seque
 
 
 def significant(value: float | None) -> str:
-    """A number of which no interval is known: 86.00, 5.033; empty if there is none."""
+    """A number of which no interval is known: 86.00, 5.033, 9.92e-05; empty if there is none."""
     if value is None:
         return ""
     if isinstance(value, int):
         return f"{value:,}"
     if abs(value) >= 1e6:
         return f"{value:.4g}"
+    if 0 < abs(value) < 0.001:
+        return f"{value:.3g}"
     digits = 2 if abs(value) >= 10 else 3
     return f"{value:.{digits}f}"
 

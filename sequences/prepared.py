@@ -63,10 +63,13 @@ def named_files(path: str, pattern: str, suffixes: tuple[str, ...], expected: st
     warn_of_splits(root, files)
     named = {}
     for file in files:
-        # Names of files need not be UTF-8, but those in JSON have to be.
-        name = os.fsencode(file.relative_to(root)).decode(errors="backslashreplace")
-        named[name] = file
+        named[name_below(root, file)] = file
     return named
+
+
+def name_below(root: Path, file: Path) -> str:
+    """The name of a file in a corpus. Those on a disk need not be UTF-8, but those in JSON have to be."""
+    return os.fsencode(file.relative_to(root)).decode(errors="backslashreplace")
 
 
 def identity_of(path: str, files: Mapping[str, Path]) -> dict[str, Any]:

@@ -7,7 +7,6 @@ depends only on names and sizes. `sequences.text.tokens` turns a corpus into fil
 import codecs
 import gzip
 import hashlib
-import os
 import re
 import sysconfig
 import zlib
@@ -18,7 +17,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from sequences.prepared import LARGE, divide, visible_files
+from sequences.prepared import LARGE, divide, name_below, visible_files
 from sequences.splits import SPLITS, named_splits, require_no_splits_below
 from storage.files import build_once, cache_folder, import_extra
 
@@ -239,25 +238,23 @@ def _own_splits(files: dict[str, list[Path]]) -> Corpus:
 
 def _split_files(root: Path, files: list[Path]) -> Corpus:
     """Distributes files by a hash of their names. Few files, and large ones, are cut instead; see `_cut`."""
-    kept = _distinct(files)
-    sizes = {
-        os.fsencode(file.relative_to(root)).decode(errors="backslashreplace"): file.stat().st_size for file in kept
-    }
-    most = 0.0 if len(kept) < FEW else LARGE * sum(sizes.values())
+    named = {name_below(root, file): file for file in _distinct(files)}
+    sizes = {name: file.stat().st_size for name, file in named.items()}
+    total = sum(sizes.values())
     corpus: Corpus = {split: [] for split in SPLITS}
     whole = {}
-    for (name, size), file in zip(sizes.items(), kept, strict=True):
-        if size <= most:
-            whole[name] = file
+    for name, file in named.items():
+        is_cut = len(named) < FEW or sizes[name] > LARGE * total
+        if not is_cut:
+            whole[name] = sizes[name]
             continue
         bounds = _cut(_read_utf8(file))
         for split, (begin, end) in zip(SPLITS, pairwise(bounds)):
             if begin < end:
                 corpus[split].append(Document(file, begin, end))
 
-    shares = {"test": SHARES[2], "valid": SHARES[1]}
-    for split, names in divide({name: sizes[name] for name in whole}, shares).items():
-        corpus[split] += [Document(whole[name]) for name in names]
+    for split, names in divide(whole, {"test": SHARES[2], "valid": SHARES[1]}).items():
+        corpus[split] += [Document(named[name]) for name in names]
     return {split: sorted(documents, key=lambda document: document.path) for split, documents in corpus.items()}
 
 

@@ -22,7 +22,7 @@ from reports.statistics import (
     probability_of_improvement,
     runs_to_confirm,
 )
-from reports.tables import evaluation_rows, with_interval
+from reports.tables import evaluation_rows, significant, with_interval
 
 X = [np.array([71.5, 12.25, 93.0, 55.0, 60.5]), np.array([40.0, 44.0, 39.5, 47.0, 41.0])]
 Y = [np.array([50.0, 60.5, 20.0]), np.array([41.0, 38.0, 43.5])]
@@ -250,6 +250,19 @@ def test_runs_to_confirm_are_the_same_for_better_and_worse() -> None:
 @pytest.mark.parametrize(("numbers", "texts"), DIGITS.items())
 def test_a_score_has_the_digits_that_its_interval_allows(numbers: tuple[float, ...], texts: list[str]) -> None:
     assert with_interval(*numbers) == texts
+
+
+def test_numbers_without_an_interval_have_digits_at_any_size() -> None:
+    numbers = {
+        86.0: "86.00",
+        5.0331: "5.033",
+        0.012: "0.012",
+        9.92e-5: "9.92e-05",
+        -2e-9: "-2e-09",
+        0.0: "0.000",
+        1.25e9: "1.25e+09",
+    }
+    assert {number: significant(number) for number in numbers} == numbers
 
 
 @pytest.mark.parametrize(
