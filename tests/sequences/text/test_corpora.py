@@ -84,8 +84,6 @@ class TestSplits:
         first = "".join(f"line {index} é\n" for index in range(1000))
         second = "x\n" * 100
         corpus = contents(load("folder", write(tmp_path, {"a.txt": first, "b.md": second})))
-        with_an_empty_one = write(tmp_path, {"none.txt": ""})
-        assert contents(load("folder", with_an_empty_one)) == corpus
         for index, whole in enumerate((first, second)):
             parts = [corpus[split][index] for split in SPLITS]
             assert b"".join(parts) == whole.encode()
