@@ -4,6 +4,7 @@ The same object unrolls trajectories for learning and plays episodes for evaluat
 this process or on Ray.
 """
 
+import copy
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
@@ -212,6 +213,7 @@ class Actor(Player):
         super().__init__(envs, actor_id, task)
         if stagger and hasattr(envs, "end_episodes"):
             self.stagger = Stagger(envs.num_envs, actor_id)
+        self.policy = copy.deepcopy(agent.distribution).to("cpu")
         self.agent = agent.eval().to(device)
         self.device = torch.device(device)
         self.precision = resolve_precision(precision, self.device)
@@ -226,7 +228,7 @@ class Actor(Player):
         rows = envs.num_envs
         self.env_output = EnvOutput(
             observation=to_tensors(observation),
-            last_action=agent.distribution.none(rows),
+            last_action=self.policy.none(rows),
             reward=torch.zeros(rows),
             discount=torch.ones(rows),
             reset=torch.ones(rows, dtype=torch.bool),
@@ -258,27 +260,26 @@ class Actor(Player):
 
         # The actions are chosen on the CPU, where the random generator is.
         parameters = output.policy_parameters[:, 0].cpu()
-        policy = self.agent.distribution
         if not self.sample:
-            action = policy.mode(parameters)
+            action = self.policy.mode(parameters)
             return action, output
         rows = len(parameters)
-        uniform = torch.rand(rows, policy.num_uniform, generator=self.generator)
-        action = policy.sample(parameters, uniform)
+        uniform = torch.rand(rows, self.policy.num_uniform, generator=self.generator)
+        action = self.policy.sample(parameters, uniform)
         return action, output
 
     def step(self, action: Tensor) -> list[Episode]:
         """Steps every environment with what `act` chose, and returns the episodes that ended."""
         # Where an episode is over, the step resets the environment and ignores the action.
         resets = torch.from_numpy(self.over)
-        received = self.agent.distribution.effect(action)
+        received = self.policy.effect(action)
         observation, reward, terminated, episodes = self.step_envs(received.numpy())
         # A truncated episode keeps its discount: see `agent.trajectory`.
         reward = np.asarray(reward, np.float32)
         discount = 1 - np.asarray(terminated, np.float32)
         self.env_output = EnvOutput(
             observation=to_tensors(observation),
-            last_action=self.agent.distribution.last_action(received, resets),
+            last_action=self.policy.last_action(received, resets),
             reward=torch.from_numpy(reward),
             discount=torch.from_numpy(discount),
             reset=resets,

@@ -1,7 +1,7 @@
 """What a memory caused: how much the log-odds of an action change if the agent does not see a part of its memory.
 
 Attention says where an agent looked, not what of it decided. Here slots are left out, one after the other, and the
-policy is computed again. All that is asked of a step is one batch of the core. A slot is hidden only from the step that
+policy is computed again. All variants of a step are computed in one batch. A slot is hidden only from the step that
 acts; what earlier steps copied from it stays.
 """
 

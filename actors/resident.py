@@ -198,7 +198,7 @@ class ResidentActor(Pool):
         over = self.over[:, t]
         torch.logical_or(envs.terminated, envs.truncated, out=over)
         self.score += envs.reward
-        self.steps += ~envs.begin  # the step that begins an episode is none of it
+        self.steps += ~envs.begin  # the step that begins an episode does not count
 
         # All rows at every step, since a graph cannot depend on which episodes ended.
         self.finished[:, t, 0] = self.score

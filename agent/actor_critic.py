@@ -217,7 +217,7 @@ class Agent(nn.Module):
         return self.core.without_cache(state)
 
     def compression_parameters(self) -> list[nn.Parameter]:
-        """The parameters that only the compression loss trains."""
+        """The parameters that only the core's own losses train: those of compression, or of routing."""
         return self.core.compression_parameters()
 
     def forward(

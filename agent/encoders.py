@@ -139,7 +139,8 @@ TORSOS: dict[str, Callable[[int], list[nn.Module]]] = {
 FITTING = "auto"
 """Stands for the torso that fits an image's size on a CPU."""
 LARGE_IMAGE = 64
-"""Pixels of the shorter side from which `shallow` fits and not `small`: on 84 x 84 x 4 it has 0.4 of its products."""
+"""Shorter side, in pixels, from which `auto` takes `shallow`. On 84 x 84 x 4 it needs 0.4 of the multiplications of
+`small`."""
 
 
 class Vision(nn.Module):
@@ -330,10 +331,10 @@ class InstructionEncoder(nn.Module):
 class Reconstruction(nn.Module):
     """Predicts the observation from what the core receives: an auxiliary loss for the encoders.
 
-    So memory stores what was seen, and attention is left to the task. MERLIN (Wayne et al. 2018) decodes the
-    observation from what it writes to memory, too. Here the decoder is one linear layer. Of images it predicts a small
-    version of `height` pixels, or of the image's own if it has fewer, and as wide as the image's shape asks for; of
-    vectors what the torso sees.
+    So the inputs, and with them the memory, contain what was seen; attention is trained by the task alone. MERLIN
+    (Wayne et al. 2018) decodes the observation from what it writes to memory, too. Here the decoder is one linear
+    layer. Of images it predicts a small version of `height` pixels, or of the image's own if it has fewer, and as wide
+    as the image's shape asks for; of vectors what the torso sees.
     """
 
     def __init__(self, model_size: int, observation_shape: Sequence[int], height: int = 6) -> None:

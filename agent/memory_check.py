@@ -2,8 +2,9 @@
 
 import os
 import re
-from collections.abc import Callable
-from pathlib import Path
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path, PurePosixPath
 from typing import Any, TypeVar
 
 import torch
@@ -14,14 +15,38 @@ from agent.core.state import state_bytes
 Network = TypeVar("Network", bound=Any)  # a module with `initial_state`
 
 
+CGROUPS = Path("/sys/fs/cgroup")
+"""Where Linux shows control groups."""
+PROCESS_GROUPS = Path("/proc/self/cgroup")
+"""Where it says of which groups this process is."""
+
+
 def machine_memory() -> int:
-    """Bytes of memory of this machine, or of the process's control group (container)."""
+    """Bytes of memory of this machine, or of the process's control groups (of a container, or of a SLURM job)."""
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    try:
-        limit = int(Path("/sys/fs/cgroup/memory.max").read_text())
-    except (OSError, ValueError):  # no such group, or "max"
-        return memory
-    return min(memory, limit)
+    for file in _memory_limits():
+        with suppress(OSError, ValueError):  # no such group, or "max"
+            memory = min(memory, int(file.read_text()))
+    return memory
+
+
+def _memory_limits() -> Iterator[Path]:
+    """Files of the limits of the process's control groups and of the groups around them, of version 2 and 1."""
+    lines = []
+    with suppress(OSError):
+        lines = PROCESS_GROUPS.read_text().splitlines()
+    for line in lines:
+        # Such as "0::/slice/job" of version 2, and "4:memory:/slice/job" of version 1.
+        _, controllers, path = line.split(":", 2)
+        if not controllers:
+            root, name = CGROUPS, "memory.max"
+        elif "memory" in controllers.split(","):
+            root, name = CGROUPS / "memory", "memory.limit_in_bytes"
+        else:
+            continue
+        group = PurePosixPath(path.lstrip("/"))
+        for relative in (group, *group.parents):
+            yield root / relative / name
 
 
 def build_network(build: Callable[[], Network], config: Any, rows: int = 1) -> Network:
@@ -36,9 +61,13 @@ def build_network(build: Callable[[], Network], config: Any, rows: int = 1) -> N
     if _most_bytes(config, rows) <= memory:
         return build()
 
-    with torch.device("meta"):
-        network = build()
-        state = rows * state_bytes(network.initial_state(1))
+    try:
+        with torch.device("meta"):
+            network = build()
+            state = rows * state_bytes(network.initial_state(1))
+    except (RuntimeError, NotImplementedError):
+        # A core of the user's own may read its tensors where it is made, which the meta device cannot.
+        return build()
     tensors = [*network.parameters(), *network.buffers()]
     weights = 4 * sum(tensor.nbytes for tensor in tensors)  # with gradients and moments
     if weights + state > memory:
@@ -56,7 +85,8 @@ def _most_bytes(config: Any, rows: int) -> int:
     more than one for each layer beside the slots of `_num_slots`. Each number takes 16 bytes: its own four, and those
     of its gradient and its two moments.
     """
-    # Any number in the text of the configuration may be a size. One that is none can only raise the bound.
+    # Any number in the text of the configuration may be a size. A number that is not only raises the bound, and then
+    # the network is built on the meta device first.
     found = re.findall(r"\d+", str(config))
     largest_size = max([256, *map(int, found)])
     core = getattr(config, "core", config)

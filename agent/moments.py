@@ -18,8 +18,8 @@ have the moments of all that they have seen: whatever moves them shifts all that
 the last few episodes, and an agent of cartpole-swingup fell from a return of 731 to 296 when it was given the moments
 of a hundred thousand steps later."""
 LEAST_DEVIATION = 1e-4
-"""Standard deviation below which elements of size 1 and more are not enlarged further; of smaller ones, as a share of
-their root mean square. What has nearly always been the same would otherwise become huge when it changes for once."""
+"""Least standard deviation, as a multiple of min(1, root mean square of the element). What has nearly always been the
+same would otherwise become huge when it changes for once."""
 
 
 def share_of_batch(batches: Tensor, rate: float) -> Tensor:

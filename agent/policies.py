@@ -208,17 +208,19 @@ class Categorical(Policy):
 
 def _tables(sizes: Sequence[int]) -> list[list[int]]:
     """Neighbouring choices whose logits fill at least half of a table, if it is not small."""
-    tables: list[list[int]] = []
+    tables: list[list[int]] = [[]]
     total = 0
     most = 0
     for size in sizes:
+        cells = (len(tables[-1]) + 1) * max(most, size)
+        is_sparse = cells > 2 * (total + size)
+        if tables[-1] and is_sparse and cells > SMALL_TABLE:
+            tables.append([])
+            total = 0
+            most = 0
+        tables[-1].append(size)
         total += size
         most = max(most, size)
-        padded = (len(tables[-1]) + 1) * most if tables else math.inf
-        if padded > max(SMALL_TABLE, 2 * total):
-            tables.append([])
-            total = most = size
-        tables[-1].append(size)
     return tables
 
 
@@ -335,8 +337,9 @@ class Joint(Policy):
         return torch.cat(features, dim=-1)
 
     def _split(self, parameters: Tensor) -> tuple[Tensor, ...]:
-        """The parameters of each block, in float32: log-densities of several parts add up rounding errors."""
-        return parameters.float().split(self._parameter_counts, dim=-1)
+        """The parameters of each block, at least in float32: log-densities of many columns add up rounding errors."""
+        exact = parameters if parameters.dtype == torch.float64 else parameters.float()
+        return exact.split(self._parameter_counts, dim=-1)
 
 
 class _Block(nn.Module, ABC):
@@ -483,7 +486,7 @@ class _Gaussian(_Block):
         self.register_buffer("first", torch.cat([mean, torch.full_like(mean, FIRST_LOG_SCALE)]), persistent=False)
         self.register_buffer("bounded", torch.tensor(bounded), persistent=False)
         self.register_buffer("squashed", self.bounded & (bounds == "squash"), persistent=False)
-        self.any_squashed = bool(self.squashed.any())
+        self.any_squashed = bounds == "squash" and any(bounded)
         if scale == "independent":
             self.fixed = tuple(range(self.num_columns, self.num_parameters))
         # An expectation over a standard normal variable is a sum over these nodes, weighted by its density.

@@ -16,7 +16,7 @@ trajectory of the same environment.
 | core_state        | state of B rows                | the recurrent state before step 0: once, never per step |
 | actor_id          | [B] int64                      | the actor |
 | version           | [B] int64                      | learner version of the acting weights |
-| replayed          | [B] bool, or None for no row   | whether the row was learned from before: its steps count once |
+| replayed          | [B] bool, None if none was     | whether the row was learned from before: its steps count once |
 
 The last action has the dtype of `action`. It differs from it where numbers were brought within their bounds. At an
 episode start it is -1, and 0 in columns of numbers.

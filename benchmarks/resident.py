@@ -162,7 +162,7 @@ def measure_level(env: str, rows: int, meter: Meter) -> None:
     step: Callable[[], None] = functools.partial(DeviceEnv.step, envs, actions)
     step()
     if meter.device.type == "cuda":
-        step = cuda_graph(step)
+        step = cuda_graph(meter.device)(step)
     meter.note(f"level, {rows}", meter.rate(step, rows))
 
 

@@ -189,9 +189,8 @@ def mixed(z: Any) -> Any:
 
 @register_jitable
 def draw(state: Any, rows: Any, n: Any) -> Any:
-    """A number uniform in 0..n-1 from the random stream of a row, or, without numba, of each of some rows (a mask).
-
-    Without numba n may differ from row to row.
+    """A number uniform in 0..n-1 from the random stream of a row. Without numba: one for each row of a mask, and n may
+    differ from row to row.
     """
     state.rng[rows] += GOLDEN
     return np.int64(((mixed(state.rng[rows]) >> _32) * np.uint64(n)) >> _32)

@@ -17,7 +17,7 @@ class PassiveTMaze(DiagnosticEnv):
     """The passive T-maze of Ni et al. 2023 (arXiv:2307.03864, section 5.1): a sign is shown in the first step only.
 
     An episode has length + 1 steps. Actions are right, up, left, down. In the corridor of `length` steps only right and
-    left move the player. Who is behind the fastest way after a step but the last has a reward of -1 / length. In the
+    left move the player. A player that is behind the fastest way after any step but the last gets -1 / length. In the
     last step the player should turn to the side of the sign: +1 there. Turning earlier has no reward, so that exploring
     is easy and only the sign has to be kept.
 

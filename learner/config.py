@@ -51,8 +51,8 @@ class LearnerConfig(Checked):
     schedule_start: Annotated[float, Range(0, 0.99)] = 0.0
     """Share of these frames before learning rate, entropy cost and the teacher's cost begin to change."""
     teacher_cost: AtLeast0 = 0.0
-    """Weight at the first step of the losses of a teacher, as which an agent shall act: that of the run's `from_run`,
-    which sees the second of two views, such as `own_view` of rooms. 0 for no teacher."""
+    """Weight, at the first step, of the losses of imitating a teacher: the agent of the run's `from_run`, which sees
+    the second of two views, such as `own_view` of rooms. 0 for no teacher."""
     teacher_cost_end: AtLeast0 | None = None
     """If given, the weight of the teacher's losses changes linearly to this over the run's frames."""
     baseline_cost: AtLeast0 = 0.5
@@ -63,12 +63,12 @@ class LearnerConfig(Checked):
     """Factor of the rewards after clipping."""
     normalize_advantages: bool = False
     """Divide the advantages of each update by their root mean square, so that the entropy cost means the same whatever
-    the size of rewards; with PopArt by no less than the root mean square of the task's rewards, and by infinity before
-    a first one: advantages are errors of the values then."""
+    the size of rewards. With PopArt the divisor is at least the root mean square of the task's rewards. Before a first
+    reward advantages are 0: they would be errors of the value function."""
     trust: Above0 | None = None
-    """The policy gradient makes no action still likelier that has become likelier by more than this share since it was
-    taken, and none still rarer that has become as much rarer, as in PPO (Schulman et al. 2017). For learning from
-    rows several times; none for no limit."""
+    """The clip of PPO (Schulman et al. 2017), for learning from rows several times: an action has no policy gradient
+    once its probability is more than 1 + trust times that when it was taken, if its advantage is positive, or less than
+    1 / (1 + trust) times that, if it is negative (PPO: 1 - trust). None for no limit."""
     popart: bool = False
     """PopArt: normalize values by task, so that tasks whose rewards differ in size are learned equally. For use with
     reward_clipping none."""
@@ -139,8 +139,8 @@ class ReplayConfig(Checked):
     """Reuse of recent unrolls, section 5 of the IMPALA paper. Impossible values raise a ValueError."""
 
     share: Annotated[float, Range(0, 0.95)] = 0.0
-    """Share of replayed rows in each batch. Batches keep their size, so there are two updates with 0.5, and four with
-    0.75, where there is one without. 0 learns from every unroll once."""
+    """Share of replayed rows in each batch. Updates keep their number of rows, and batches become larger: there are two
+    updates with 0.5, and four with 0.75, where there is one without. 0 learns from every unroll once."""
     unrolls: Several = 50
     """How many of the newest unrolls (of envs_per_actor rows) are kept; rows are drawn from them uniformly. They are in
     the memory of the learner's device and, with --local, in each checkpoint."""

@@ -9,8 +9,8 @@ from agent.core import Transformer, detach_state, index_state, state_to
 def attention_mass(agent: Agent, trajectory: Trajectory, rows: int = 4) -> dict[str, float]:
     """Mean attention to each kind of slots over layers, heads, steps and the first rows.
 
-    Rows that were replayed do not count if there are others: what comes before what is learned again of them is at
-    their end, as steps that see nothing but themselves. Returns an empty dict for cores without attention.
+    Replayed rows are used only if there are no others: the burn-in at their end consists of steps that attend only to
+    themselves. Returns an empty dict for cores without attention.
     """
     core = agent.core
     if not isinstance(core, Transformer):

@@ -31,7 +31,7 @@ from learner.update_graph import UpdateSettings
 from learner.vtrace import VTraceReturns, vtrace
 
 LEAST_ADVANTAGE = 1e-6
-"""Root mean square of advantages below which they are not enlarged to 1."""
+"""Least root mean square by which advantages are divided."""
 
 
 class ForwardPass(NamedTuple):
@@ -212,7 +212,7 @@ class ImpalaLearner:
         self._update_statistics(computed)
         self.version += 1
         self.steps += round(metrics.pop("steps"))
-        return metrics | schedules_of(settings)
+        return metrics | self._schedules(settings)
 
     @property
     def counters(self) -> dict[str, int]:
@@ -246,6 +246,13 @@ class ImpalaLearner:
     def _settings(self) -> UpdateSettings:
         """Version and schedules of the next update."""
         return UpdateSettings(self.version, self.learning_rate, self.entropy_cost, self.teacher_cost)
+
+    def _schedules(self, settings: UpdateSettings) -> dict[str, float]:
+        """The metrics that say where the schedules of an update were."""
+        metrics = {"learning_rate": settings.learning_rate, "entropy_cost": settings.entropy_cost}
+        if self.config.teacher_cost:
+            metrics["teacher_cost"] = settings.teacher_cost
+        return metrics
 
     def _compute_gradients(self, trajectory: Trajectory, settings: UpdateSettings) -> BackwardPass:
         """Forward and backward pass over a trajectory on the device."""
@@ -432,9 +439,9 @@ class ImpalaLearner:
         """The advantages [B, T] that weight the policy gradient."""
         advantages = returns.pg_advantages / forward.scale
         if self.config.normalize_advantages:
-            # Advantages that are smaller than rewards may be errors of the values alone, as before a first success.
-            # Enlarged, they would keep the policy from states that look bad only because it has not been there. Before
-            # a first reward they are nothing else: the size of rewards is infinite then.
+            # With PopArt the divisor is at least the size of the task's rewards: smaller advantages are mostly errors
+            # of the value function. Enlarged, they would keep the policy from states that look bad only because it has
+            # not been there. Before a first reward that size is infinite, so that advantages are 0.
             size = self._root_mean_square(advantages, mask).clamp(min=LEAST_ADVANTAGE)
             size_of_rewards = forward.reward_size / forward.scale
             advantages = advantages / size.clamp(min=size_of_rewards)
@@ -474,11 +481,6 @@ class ImpalaLearner:
             counts.append(count)
         totals = self._comm.sum(torch.stack(counts)).tolist()
         return [name for name, total in zip(trajectory._fields, totals) if total]
-
-
-def schedules_of(settings: UpdateSettings) -> dict[str, float]:
-    """The metrics that say where the schedules of an update were."""
-    return {"learning_rate": settings.learning_rate, "entropy_cost": settings.entropy_cost}
 
 
 def _fresh(trajectory: Trajectory) -> Tensor:

@@ -16,12 +16,12 @@ import torch
 from torch import nn
 
 from agent.core.state import index_state, state_to
-from agent.cuda_graphs import Capture, cuda_graph
+from agent.cuda_graphs import Capture, graphs_of
 from agent.trajectory import Trajectory, validate
 from learner.communicator import Communicator
 from learner.config import LearnerConfig
 from learner.errors import NotFinite
-from learner.impala import ImpalaLearner, schedules_of
+from learner.impala import ImpalaLearner
 from learner.optimization import Measured, not_finite
 from learner.replica import StateDict
 from learner.update_graph import UpdateGraph, UpdateSettings, form_of
@@ -54,7 +54,7 @@ class Learner(ImpalaLearner):
         agent, total_steps, comm: see `ImpalaLearner`.
         unread: whether updates may stay unread, which needs Adam; None for Adam on a GPU only.
         rows: most rows of an update; a trajectory with more is learned from in several. None for no limit.
-        capture: how updates are recorded, see `agent.cuda_graphs`; None for `cuda_graph` on a GPU.
+        capture: how updates are recorded, see `agent.cuda_graphs`; None for `graphs_of` the agent.
     """
 
     has_whole_state = True
@@ -77,8 +77,8 @@ class Learner(ImpalaLearner):
         self._unread: list[Unread] = []
 
         # How updates are recorded, if they are, and the recorded one.
-        if capture is None and self.device.type == "cuda":
-            capture = cuda_graph
+        if capture is None:
+            capture = graphs_of(agent, self.device)
         # Equal instructions are encoded once, and how many differ is only known on the host.
         has_instructions = getattr(agent, "instruction", None) is not None
         can_be_recorded = self._optimization.unread and self._comm.size == 1 and not has_instructions
@@ -111,14 +111,15 @@ class Learner(ImpalaLearner):
 
         # A batch that is too large for one update is learned from in parts.
         count, _ = validate(trajectory)
-        if self.rows and count > self.rows:
-            *firsts, last = split(count, self.rows)
-            for part in firsts:
-                rows = index_state(trajectory, part)
-                self.update(rows, read=not may_stay_unread)
-            last_rows = index_state(trajectory, last)
-            return self.update(last_rows, read)
+        *firsts, last = split(count, self.rows or count)
+        for part in firsts:
+            self._update_rows(index_state(trajectory, part), read=not may_stay_unread)
+        if firsts:
+            trajectory = index_state(trajectory, last)
+        return self._update_rows(trajectory, read)
 
+    def _update_rows(self, trajectory: Trajectory, read: bool) -> dict[str, float]:
+        """`update` with no more rows than those of an update."""
         # As long as every update is read, each is IMPALA's own.
         all_were_read = not self._unread
         if read and all_were_read and self._capture is None:
@@ -143,7 +144,7 @@ class Learner(ImpalaLearner):
         update = self._queue if graph is None else graph.update
         measured = update(trajectory, settings)
         self.version += 1
-        self._unread.append(Unread(measured, schedules_of(settings)))
+        self._unread.append(Unread(measured, self._schedules(settings)))
 
     def _queue(self, trajectory: Trajectory, settings: UpdateSettings) -> Measured:
         """The operations of an update, which read no value of the device."""

@@ -1,7 +1,7 @@
 """The three losses of an actor-critic, as pure functions that return scalars, and the clipping of rewards.
 
-The gradients are those of the IMPALA paper, section 4.2. No gradient passes through targets and advantages. `learner`
-weights and adds the losses.
+The gradients are those of the IMPALA paper, section 4.2. No gradient passes through targets and advantages.
+`learner.impala` weights and adds the losses.
 
 B batch, T time. Steps where `mask` [B, T] bool is false (the action had no effect) enter no loss. See
 `reduce` for `reduction` and errors.

@@ -103,7 +103,7 @@ class RemoteLearner:
     @ray.method(concurrency_group="fetch")
     def fetch(self, number: int, parts: list[Part]) -> str:
         """Fetches this learner's rows of a batch, which `update` takes; returns why a part is lost, or nothing."""
-        # At most two batches are here. If an older one still is, another learner's part of it was lost.
+        # At most two batches are kept. One that is older was never learned from: another learner lost its part.
         self.batches.pop(number - 2, None)
         try:
             found = ray.get([part.reference for part in parts])

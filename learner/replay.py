@@ -184,8 +184,9 @@ def burn_in(learner: ImpalaLearner, trajectory: Trajectory, steps: int) -> Traje
     """Computes the core state after a number of steps with the present weights (R2D2, Kapturowski et al. 2019).
 
     Returns:
-        a trajectory that begins there. To keep its length, the steps before are moved to its end, as episode starts: so
-        they are in no loss (see `agent.trajectory.loss_mask`) but those of the agent itself.
+        a trajectory that begins there. To keep its length, the steps before are moved to its end and marked as episode
+        starts. So the losses of policy and value ignore them (see `agent.trajectory.loss_mask`); the agent's own losses
+        still see them.
     """
     env_output = trajectory.env_output
     before = map_state(lambda leaf: leaf[:, :steps], env_output)

@@ -172,7 +172,7 @@ class SequenceModel(nn.Module):
         return self.core.with_cache(state)
 
     def compression_parameters(self) -> list[nn.Parameter]:
-        """The parameters that only the compression loss trains."""
+        """The parameters that only the core's own losses train: those of compression, or of routing."""
         return self.core.compression_parameters()
 
     def resized(self, **sizes: Any) -> "SequenceModel":

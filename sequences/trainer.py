@@ -27,7 +27,7 @@ from storage.errors import UserError, user_errors
 from storage.files import Json, read_json, require_schema, write_json
 from storage.run import RUN_COMMANDS, Run
 from training.console import program, quantity
-from training.loop import Training
+from training.loop import Stopped, Training
 from training.progress import Progress
 
 if TYPE_CHECKING:
@@ -237,18 +237,14 @@ def train_model(
                 return None
             try:
                 found = _evaluate(trainer, _until(stop, count))
-            except _Stopped:
-                return None
+            except Stopped:
+                return None  # what was trained is saved, and is evaluated when it is resumed
             trainer.finish(found)
             return found
 
 
-class _Stopped(Exception):
-    """The user asked to stop during the evaluation. What was trained is saved, and is evaluated when it is resumed."""
-
-
 def _until(stop: Callable[[], bool], count: Counting) -> Counting:
-    """`count`, which raises `_Stopped` at the next progress after the user asked to stop."""
+    """`count`, which raises `Stopped` at the next progress after the user asked to stop."""
 
     @contextmanager
     def counting(activity: str, total: int, unit: str) -> Iterator[Callable[[int], None]]:
@@ -257,7 +253,7 @@ def _until(stop: Callable[[], bool], count: Counting) -> Counting:
             def shown(done: int) -> None:
                 show(done)
                 if stop():
-                    raise _Stopped
+                    raise Stopped
 
             yield shown
 

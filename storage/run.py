@@ -198,6 +198,14 @@ class Run:
         """Writes `config.json`: the resolved configuration, as `training.plain.to_plain` gives it."""
         write_json(self.config_file, plain)
 
+    def _what_is_expected(self) -> str:
+        """What to name in place of a folder that is no run, which may be one of runs, such as a sweep's."""
+        inside = sorted(file.parent for file in self.path.glob("*/config.json"))
+        if inside:
+            return f"expected one of the runs in it, such as {inside[0]}"
+        made = ", ".join(f"`{command}`" for command, _ in RUN_COMMANDS.values())
+        return f"expected a folder with config.json, created by {made}"
+
     def read_kind(self) -> tuple[str, Json]:
         """The kind of the run, one of `RUN_COMMANDS`, and the rest of its `config.json`.
 
@@ -206,8 +214,7 @@ class Run:
             ValueError: if the file cannot be read, or names an unknown kind.
         """
         if not self.config_file.is_file():
-            made = ", ".join(f"`{command}`" for command, _ in RUN_COMMANDS.values())
-            raise FileNotFoundError(f"{self} is not a run: expected a folder with config.json, created by {made}")
+            raise FileNotFoundError(f"{self} is not a run: {self._what_is_expected()}")
 
         # It may be another person's, so nothing in it is trusted.
         plain = read_json(self.config_file)

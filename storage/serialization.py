@@ -14,7 +14,6 @@ import numpy as np
 import torch
 from safetensors.torch import load as parse_safetensors
 from safetensors.torch import save as format_safetensors
-from safetensors.torch import save_file
 from torch import Tensor
 
 from agent.core.state import leaves
@@ -297,4 +296,4 @@ def write_trajectory(trajectory: Trajectory, path: Path) -> None:
             continue
         for index, leaf in enumerate(leaves(value)):
             tensors[f"{name}/{index}"] = leaf.contiguous()
-    save_file(tensors, path)
+    path.write_bytes(format_safetensors(tensors))

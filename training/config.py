@@ -140,15 +140,16 @@ class RunConfig(Checked):
     frames: Positive = 10_000_000
     """Environment frames to train for (agent steps times the action repeat)."""
     schedule_frames: Positive | None = None
-    """Frames over which scheduled learning rates and entropy costs change; afterwards they stay. None for all frames of
-    the run: if it is resumed with more, its learning rate is then higher than it ended with, and it says so."""
+    """Frames over which scheduled learning rates, entropy costs and the teacher's cost change; afterwards they stay.
+    None for all frames of the run: if it is resumed with more, its learning rate is then higher than it ended with, and
+    it says so."""
     seed: Count = 0
     """Seed of weights, environments and actions."""
     unrolls_per_update: Several = 1
     """Unrolls (of envs_per_actor rows each) in one batch."""
     rows_per_update: Several | None = None
-    """Rows that an update learns from: of a batch that has more, as with replay, several updates are made. None for as
-    many as a batch has new ones. For one learner in the program's process."""
+    """Rows that an update learns from (a minibatch): a batch that has more, as with replay, is split into several
+    updates. None for as many as a batch has new ones. Only for one learner, in the program's process."""
     resident: bool = False
     """Act on the learner's GPU: environments, network and unrolls never leave it, and all num_actors x envs_per_actor
     environments act together. For rooms and diagnostic:recall; needs the packages of the extra `gpu`."""
@@ -226,7 +227,7 @@ class RunConfig(Checked):
     def _check_unrolls(self) -> None:
         """An unroll begins and ends with a segment of the core."""
         length = self.actors.unroll_length
-        # So every state that reaches the learner has phase 0, and states of several actors make one batch.
+        # So every state that reaches the learner has offset 0, and states of several actors make one batch.
         if length % self._segment:
             expected = f"a multiple of the core's segment_size = {self._segment}"
             raise ValueError(f"unroll_length: expected {expected}, got {length}")
@@ -283,6 +284,11 @@ class RunConfig(Checked):
         if self.actors.num_actors % self.unrolls_per_update:
             expected = f"a multiple of unrolls_per_update = {self.unrolls_per_update} for resident actors"
             raise ValueError(f"num_actors: expected {expected}, got {self.actors.count}")
+        # All environments act together, and their unrolls are learned from one update after the other.
+        lag = self.actors.num_actors // self.unrolls_per_update - 1
+        if self.max_policy_lag is not None and self.max_policy_lag < lag:
+            expected = f"at least {lag}, the lag of {self.actors.count} resident actors"
+            raise ValueError(f"max_policy_lag: expected {expected}, got {self.max_policy_lag}")
 
     @property
     def rows_of_batch(self) -> int:
@@ -301,7 +307,7 @@ class RunConfig(Checked):
 
     @property
     def schedule_end(self) -> int:
-        """Frames after which learning rate and entropy cost stay."""
+        """Frames after which learning rate, entropy cost and the teacher's cost stay."""
         return self.schedule_frames or self.frames
 
     @property

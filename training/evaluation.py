@@ -111,7 +111,7 @@ def make_evaluator(
 
 
 def _of_task(branch: list[int], number: int) -> list[int]:
-    """The branch of seeds of a task: with those of another, related tasks would have the same episodes."""
+    """The seed branch of a task. Related tasks must not share one, or they would have the same episodes."""
     return [*branch, number] if number else branch
 
 

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from actors import Actor, LocalPool, Pool
+from actors.config import ActorsConfig
 from actors.interface import Interface, read_interface
 from agent import Agent, AgentConfig
 from agent.core import CustomCoreConfig, state_bytes
@@ -20,6 +21,7 @@ from agent.teaching import TaughtAgent
 from envs import limit_calls, make_vector, observe, tasks, untaught
 from envs.guard import close
 from envs.gym import import_named
+from envs.processes import cores
 from learner.learner import Learner, resolve_device
 from learner.replay import Replay
 from training import resident
@@ -120,7 +122,7 @@ def make_actor(config: RunConfig, generation: int, actor_id: int, incarnation: i
     names = tasks(env or config.env)
     task = names[actor_id % len(names)]
     stream = episode_stream(generation, actor_id, incarnation)
-    envs = make_vector(task, actors.envs_per_actor, stream, actors=actors.num_actors)
+    envs = make_vector(task, actors.envs_per_actor, stream, actors=_actors_of_a_machine(actors))
 
     agent = make_agent(config)
     seed = _acting_seed(config, generation, incarnation)
@@ -134,6 +136,14 @@ def make_actor(config: RunConfig, generation: int, actor_id: int, incarnation: i
         precision=actors.precision,
         stagger=actors.stagger,
     )
+
+
+def _actors_of_a_machine(actors: ActorsConfig) -> int:
+    """How many actors may share the cores of this machine: those of the run that its CPUs have room for."""
+    if actors.cpus == 0:
+        return actors.num_actors
+    have_room = int(cores() / actors.cpus)
+    return max(1, min(actors.num_actors, have_room))
 
 
 def _acting_seed(config: RunConfig, generation: int, incarnation: int) -> int:

@@ -16,6 +16,7 @@ from actors import Episode, Pool, PoolStatus, Unroll
 from agent import Trajectory
 from agent.core import concatenate_states
 from learner.errors import PeerLost
+from learner.learner import split
 from learner.loading import load
 from learner.replay import Replay
 from storage.serialization import Parts
@@ -150,7 +151,7 @@ class Feed(ABC):
 
 
 class LocalFeed(Feed):
-    """Actors take turns in this process, between two updates: the only feed with which runs resume exactly."""
+    """Actors take turns in this process, between two updates. Runs resume exactly."""
 
     def next_batch(self, version: int, last: bool = False) -> Batch:
         received = self._receive(version, self.check)
@@ -193,11 +194,8 @@ class RayFeed(Feed):
         received, take = wait_for(self.ahead, self._check_all)
         self.ahead = None
         if not last:
-            # The next batch is learned from after as many updates as are made of this one.
-            updates = 1
-            if self.replay:
-                updates = self.replay.updates
-            self._request(version + updates)
+            # The next batch is learned from after all updates of this one.
+            self._request(version + self._num_updates())
         # In the learner's thread: on a GPU its stream waits for the copy, and replay draws by its version.
         payload = take()
         if self.replay:
@@ -216,6 +214,13 @@ class RayFeed(Feed):
         self.receiver.close()
         self.publisher.close()
         super().close()
+
+    def _num_updates(self) -> int:
+        """Updates that are made of the next batch."""
+        if self.replay:
+            return self.replay.updates
+        rows = self.config.rows_of_batch
+        return len(split(rows, self.config.rows_per_update or rows))
 
     def _request(self, version: int) -> None:
         """Begins to receive the batch for the learner of a version."""

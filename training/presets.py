@@ -269,9 +269,9 @@ def minigrid_pixels(core: str = "compressive") -> RunConfig:
 def popgym(core: str = "compressive") -> RunConfig:
     """POPGym's games of cards, chosen with --env, on a CPU core: the preset `general`, and what they have in common.
 
-    What an action earns it earns at once, so that later rewards are noise in its advantage: the discount is low. What
-    is asked for is up to 102 steps old (Autoencode, easy), and is told by the number of its step: transformers have
-    more slots, and a clock.
+    Actions are rewarded at once, so that later rewards are noise in their advantages: the discount is low. What has to
+    be recalled is up to 102 steps old (Autoencode, easy), and is addressed by its step number: transformers have more
+    slots, and a clock.
     """
     config = general(core)
     return dataclasses.replace(

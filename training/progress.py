@@ -12,7 +12,7 @@ SETTLED_SECONDS = 10.0
 WARM_UP_SECONDS = 5.0
 """Time after the first progress that is not measured: caches fill, and processes start that were waited for."""
 LEAST_WINDOW = 30.0
-"""Seconds over which progress is measured, at least if there are as many; later it is half of the time."""
+"""Least seconds over which progress is measured, once so many have passed; later it is half of the time."""
 MOST_WINDOW = 600.0
 """Seconds over which progress is measured at most."""
 MARK_SECONDS = 1.0

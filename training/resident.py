@@ -13,7 +13,7 @@ import torch
 from actors import Episode, Pool, PoolStatus, Unroll
 from actors.resident import ResidentActor
 from agent import Agent, Trajectory
-from agent.cuda_graphs import cuda_graph
+from agent.cuda_graphs import graphs_of
 from envs import make_device
 from learner.communicator import Communicator
 from learner.learner import Learner, resolve_device
@@ -43,9 +43,6 @@ def make_pool(config: RunConfig, agent: Agent, seed: int, device: torch.device) 
     actors = config.actors
     num_envs = actors.num_actors * actors.envs_per_actor
     envs = make_device(config.env, num_envs // config.learners, str(device))
-    capture = None
-    if device.type == "cuda":
-        capture = cuda_graph
     return ResidentActor(
         envs,
         agent,
@@ -53,7 +50,7 @@ def make_pool(config: RunConfig, agent: Agent, seed: int, device: torch.device) 
         seed,
         task=config.env,
         precision=actors.precision,
-        capture=capture,
+        capture=graphs_of(agent, device),
     )
 
 

@@ -1,4 +1,4 @@
-"""Stages of a run as they are written: an environment, and the conditions of which one ends it."""
+"""Stages of a run as they are written: an environment, and conditions, any of which ends it."""
 
 import re
 from typing import NamedTuple

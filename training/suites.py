@@ -1,8 +1,8 @@
 """Suites: tasks on which memories are compared together, each with the frames that it is learned for.
 
 A suite is a list of tasks. `compressive compare --suite NAME` trains every core on every task. All runs have the preset
-`general`, so that nothing is chosen for a core. What is chosen for a task is the same for all cores. Where it says for
-how many steps something has to be kept, unrolls are longer than that: gradients end where an unroll begins, and a
+`general`, so that nothing is chosen for a core. What is chosen for a task is the same for all cores. Where a task says
+for how many steps something has to be kept, unrolls are longer than that: gradients end where an unroll begins, and a
 recurrent core could not learn to keep it otherwise. Where policies become sure before they have tried the choice that
 memory is for, exploration has another bonus.
 """
@@ -73,6 +73,10 @@ def _popgym(name: str, level: str, frames: int) -> Task:
     return Task(f"{name}{level}", f"gym:popgym-{name}{level}-v0", frames)
 
 
+def _gym(task: str, frames: int, env: str | None = None) -> Task:
+    return Task(task, f"gym:{env or task}", frames)
+
+
 def _horizon(task: str, length: str, trained: int, tested: int, frames: int, options: tuple[str, ...] = ()) -> Task:
     """A task that is learned with one length and evaluated with a longer one.
 
@@ -135,6 +139,22 @@ SUITES: dict[str, tuple[Task, ...]] = {
             f"gym:MiniGrid-Memory{size}-v0",
         )
         for size in ("S7", "S9", "S11", "S13")
+    ),
+    # Tasks that people know, most of which need no memory.
+    "common": (
+        _gym("CartPole-v1", 400_000),
+        _gym("Acrobot-v1", 300_000),
+        _gym("MountainCar-v0", 500_000),
+        _gym("Pendulum-v1", 500_000),
+        _gym("LunarLander-v3", 600_000),
+        _gym("LunarLander, continuous", 600_000, "LunarLander-v3,continuous=True"),
+        _gym("HalfCheetah-v5", 1_000_000),
+        _gym("Hopper-v5", 1_000_000),
+        _gym("Walker2d-v5", 1_000_000),
+        _gym("cartpole-swingup", 1_000_000, "dm_control/cartpole-swingup-v0"),
+        _gym("DoorKey-6x6", 400_000, "MiniGrid-DoorKey-6x6-v0"),
+        _gym("MemoryS9", 400_000, "MiniGrid-MemoryS9-v0,max_episode_steps=96"),
+        _gym("BabyAI-GoToLocal", 500_000, "BabyAI-GoToLocal-v0"),
     ),
     "popgym-easy": tuple(_popgym(name, "Easy", 1_000_000) for name in POPGYM),
     "popgym": tuple(_popgym(name, level, 2_000_000) for level in ("Easy", "Medium", "Hard") for name in POPGYM),

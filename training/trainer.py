@@ -65,7 +65,8 @@ class Trainer(Training):
 
     Args:
         run: the folder. Nothing is written before `claim_url` and `train`.
-        local: whether actors live in this process; only then is a resumed run identical to an uninterrupted one.
+        local: whether actors live in this process; a resumed run is then identical to an uninterrupted one, as is a
+            resident run on a CPU.
 
     Attributes:
         learner: the learner of this process; it follows several learners on Ray, if there are any.
@@ -155,6 +156,9 @@ class Trainer(Training):
     def start_workers(self, stack: ExitStack, **placing: Any) -> None:
         labels = pairs("learner_labels", self.config.learner_labels)
         super().start_workers(stack, placement=self.config.learner_placement, labels=labels)
+        if self.config.resident and self.config.learner.device == "auto" and self.updater.device == "cpu":
+            expected = "GPUs, and the cluster has none; --learner.device cpu does the same on CPUs, slowly"
+            raise UserError(f"resident: expected {expected}")
         self.logged = self.learner.version
         self._start_actors()
         stack.callback(self._stop_actors)
@@ -277,6 +281,8 @@ class Trainer(Training):
             self.feed.load_state_dict(saved)
         except ValueError as error:
             fresh = "without --local, on Ray, actors begin new episodes"
+            if self.config.resident:
+                fresh = "with --no-resident actors begin new episodes"
             raise UserError(f"{self.saved} does not fit: {error}; {fresh}") from error
 
     def _next_stage(self) -> None:
@@ -304,7 +310,7 @@ class Trainer(Training):
         super().begin_or_restore(new)
 
     def restore(self) -> None:
-        """See `Training.restore`; logs a line if learning rate or entropy cost change at once."""
+        """See `Training.restore`; logs a line if a schedule jumps."""
         super().restore()
         assert self.restored
         with suppress(ValueError):  # a configuration of another version

@@ -151,16 +151,14 @@ class RelativeAttention(nn.Module):
             return None
         heads, rows, num_steps, _ = query.shape
 
-        # The queries are the last steps of the slots: where they are in the segment.
+        # The queries are the last of the slots. `offset` is the number of the first one in its segment.
         segment_size = len(cache.far_index)
-        num_stored = cache.keys.shape[2]
-        before_segment = num_stored - segment_size
-        end = num_slots - before_segment
-        begin = end - num_steps
+        slots_before_segment = cache.keys.shape[2] - segment_size
+        offset = num_slots - num_steps - slots_before_segment
 
         # Scores of all distances, of which each query takes those to the compressed slots.
         by_distance = _position_products(query, cache.far)  # [H, B, T, M]
-        distances = cache.far_index[begin:end]  # [T, n_cm]
+        distances = cache.far_index[offset : offset + num_steps]  # [T, n_cm]
         index = distances.expand(heads, rows, -1, -1)
         return by_distance.gather(-1, index)
 
@@ -181,12 +179,12 @@ class RelativeAttention(nn.Module):
 
         A query sees one ring at most, so each has the positions that it would have alone: right before memory.
         """
-        other_rings = self.rings - 1
+        # The number of slots of a ring may change (see `resized`), so it follows from the lengths.
         missing = num_slots - positions.shape[-1]
-        window = missing // other_rings
+        window = missing // (self.rings - 1)
         ring = positions[..., :window]
-        copies = [ring] * other_rings
-        return torch.cat([*copies, positions], dim=-1)
+        recent = positions[..., window:]
+        return torch.cat([ring.repeat(1, 1, 1, self.rings), recent], dim=-1)
 
     def _attend_with_flex(
         self, query: Tensor, keys: Tensor, values: Tensor, near: Tensor, far: Tensor | None, mask: Tensor

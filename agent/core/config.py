@@ -37,7 +37,7 @@ class LayerSizes(NamedTuple):
 
     @property
     def reach(self) -> int | None:
-        """Steps before the segment that every step sees."""
+        """How many steps before the segment are visible to every step of it."""
         return self.memory + self.rate * self.compressed
 
 
@@ -72,7 +72,8 @@ class RoutedSizes(NamedTuple):
 
     @property
     def reach(self) -> int | None:
-        """Steps before the segment that every step sees; None if there are clusters, whose members do not age."""
+        """How many steps before the segment are visible to every step of it; None with clusters, whose members do not
+        age."""
         if self.window:
             return None
         return self.memory
@@ -100,11 +101,11 @@ class TransformerConfig(Checked):
     gate: Literal["residual", "gru"] = "residual"
     """How a sub-layer's output joins the stream: sum, or GTrXL's GRU gate (Parisotto et al. 2019)."""
     dropout: Decay = 0.0
-    """Dropout on the output of each sub-layer while training. Agents act without it, so that their learner takes its
-    own policy for another than the one that acted: importance weights differ from 1 from the start."""
+    """Dropout on the output of each sub-layer while training. Actors run without it. So the learner's policy differs
+    from the behaviour policy even at equal weights, and importance weights differ from 1 from the first update."""
     clock: bool = False
-    """Whether steps also know how many of their episode were before them: sinusoids of that number, through a linear
-    layer, are added to the inputs. Attention alone knows distances, and not since when."""
+    """Add a sinusoidal encoding of the step's number in its episode, through a linear layer, to the inputs. Attention
+    alone knows distances only."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -210,8 +211,8 @@ class GatedTransformerXLConfig(TransformerXLConfig):
 class RoutingTransformerConfig(TransformerConfig):
     """A causal Routing Transformer: what leaves memory is filed by content. docs/routing.md explains it.
 
-    A head needs some features (model_size / num_heads): with two, normalized vectors are one of two, and with one all
-    are equal, so that no more clusters than these are used.
+    Give each head at least three features (model_size / num_heads). Layer norm leaves two different unit vectors of two
+    features, and one of one feature: no more clusters than these would be used.
     """
 
     window: Sizes = 64
@@ -248,8 +249,8 @@ class LSTMConfig(Checked):
     num_layers: Layers = 1
     """Layers."""
     keep_bias: Annotated[float, Range(-100, 100)] = 1.0
-    """First bias of the gate that keeps the state: sigmoid(1) = 73 % of it a step, as IMPALA's LSTM. With more it
-    begins with a longer memory."""
+    """Added to the first bias of the gate that keeps the state: sigmoid(1) = 73 % of it a step, as IMPALA's LSTM. With
+    more it begins with a longer memory."""
 
 
 @dataclass(frozen=True)
@@ -279,7 +280,7 @@ class MinGRUConfig(BlocksConfig):
     """minGRU layers between the transformer's MLP blocks: a recurrence that is computed for all steps at once."""
 
     keep_bias: Annotated[float, Range(-100, 100)] = 1.0
-    """First bias of the gate that keeps the state: sigmoid(1) = 73 % of it a step."""
+    """Added to the first bias of the gate that keeps the state: sigmoid(1) = 73 % of it a step."""
 
 
 @dataclass(frozen=True)

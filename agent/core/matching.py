@@ -41,18 +41,18 @@ def with_state_of(config: AgentCoreConfig, num_bytes: int) -> AgentCoreConfig:
     """
     if isinstance(config, MemorylessConfig):
         return config
-    resize = _resizing(config)
+    resize, most_units = _resizing(config)
     least = _bytes_without_memory(resize(1))
     if least > num_bytes:
         raise ValueError(f"state_bytes: expected at least {least:,} for this core, got {num_bytes:,}")
-    if _bytes_without_memory(resize(MOST_UNITS)) == least:
+    if _bytes_without_memory(resize(most_units)) == least:
         expected = "expected a state that grows with model_size (see agent/core/matching.py)"
         raise ValueError(f"state_bytes: {expected}, got {least:,} bytes with any in {type(config).__name__}")
 
     # The largest size that fits is found by bisection. First a size that is too large, or larger than is allowed.
     fits = 1
     too_large = 2
-    while too_large <= MOST_UNITS and _bytes_without_memory(resize(too_large)) <= num_bytes:
+    while too_large <= most_units and _bytes_without_memory(resize(too_large)) <= num_bytes:
         fits = too_large
         too_large = 2 * too_large
 
@@ -85,18 +85,21 @@ def _bytes_without_memory(config: Any) -> int:
         raise ValueError(f"state_bytes: {expected}, got: {error}") from error
 
 
-def _resizing(config: AgentCoreConfig) -> Callable[[int], AgentCoreConfig]:
-    """A function that returns the core with a number of units: slots of a transformer, traces of FFM, or features."""
+def _resizing(config: AgentCoreConfig) -> tuple[Callable[[int], AgentCoreConfig], int]:
+    """A function that returns the core with a number of units, and the most units.
+
+    Units are slots of a transformer, traces of FFM, or features.
+    """
     if isinstance(config, CompressiveTransformerConfig):
-        return functools.partial(_with_slots, config, "compressed_size")
+        return functools.partial(_with_slots, config, "compressed_size"), MOST_UNITS
     if isinstance(config, RoutingTransformerConfig):
-        return functools.partial(_with_slots, config, "window")
+        return functools.partial(_with_slots, config, "window"), MOST_UNITS
     if isinstance(config, FFMConfig):
-        return lambda units: dataclasses.replace(config, traces=units)
-    features_of_unit = 1
+        return lambda units: dataclasses.replace(config, traces=units), MOST_UNITS
+    of_unit = 1
     if isinstance(config, DeltaNetConfig):
-        features_of_unit = config.num_heads  # which divides the features
-    return lambda units: dataclasses.replace(config, model_size=features_of_unit * units)
+        of_unit = config.num_heads  # which divides the features
+    return lambda units: dataclasses.replace(config, model_size=of_unit * units), MOST_UNITS // of_unit
 
 
 def _with_slots(config: Any, older_field: str, slots: int) -> AgentCoreConfig:

@@ -226,46 +226,46 @@ class MinGRU(Recurrent[GRUState]):
 def linear_recurrence(decay: Tensor, inputs: Tensor, before: Tensor) -> Tensor:
     """All h_t = decay_t h_(t-1) + inputs_t, given h before the first step [B, D]; all others are [B, T, D], or complex.
 
-    The steps are divided into about sqrt(T) parts, which are computed side by side as if nothing was before them, one
-    step after the other. Then what was before each part follows from the part before it. So there are about 3 sqrt(T)
-    small operations. A decay of 0 (a reset) forgets exactly.
+    A chunked scan: about sqrt(T) chunks are scanned side by side from a state of zeros, and then the states at their
+    beginnings are chained. So there are about 3 sqrt(T) small operations. A decay of 0 (a reset) forgets exactly.
     """
     num_steps = inputs.shape[1]
     if num_steps == 1:  # acting
         return torch.addcmul(inputs, decay, before[:, None])
 
-    # Parts of equal length. What the last one lacks is filled with zeros.
+    # Chunks of equal length. What the last one lacks is filled with zeros.
     length = max(1, math.isqrt(num_steps))
-    num_parts = -(-num_steps // length)  # rounded up
-    missing = num_parts * length - num_steps
+    num_chunks = -(-num_steps // length)  # rounded up
+    missing = num_chunks * length - num_steps
     if missing:
         decay = F.pad(decay, (0, 0, 0, missing))
         inputs = F.pad(inputs, (0, 0, 0, missing))
-    decays = decay.unflatten(1, (num_parts, length)).unbind(2)  # of each step of all parts, [B, parts, D]
-    writes = inputs.unflatten(1, (num_parts, length)).unbind(2)
+    decays = decay.unflatten(1, (num_chunks, length)).unbind(2)  # of each step of all chunks, [B, chunks, D]
+    writes = inputs.unflatten(1, (num_chunks, length)).unbind(2)
 
-    # Each part by itself: its h as if nothing was before it, and the share that is kept of what was before it.
+    # Each chunk from a state of zeros, and the product of its decays up to each step.
     hidden = writes[0]
     kept = decays[0]
-    hiddens = [hidden]
-    kept_by_step = [kept]
+    from_zeros = [hidden]
+    cumulative_decays = [kept]
     for step_decay, write in zip(decays[1:], writes[1:]):
         hidden = torch.addcmul(write, step_decay, hidden)
         kept = kept * step_decay
-        hiddens.append(hidden)
-        kept_by_step.append(kept)
+        from_zeros.append(hidden)
+        cumulative_decays.append(kept)
 
-    # What was before each part.
-    befores = []
-    for part_kept, part_hidden in zip(kept.unbind(1), hidden.unbind(1)):
-        befores.append(before)
-        before = torch.addcmul(part_hidden, part_kept, before)
-    start = torch.stack(befores, dim=1)
+    # The state at the beginning of each chunk.
+    state = before
+    states = []
+    for chunk_decay, chunk_end in zip(kept.unbind(1), hidden.unbind(1)):
+        states.append(state)
+        state = torch.addcmul(chunk_end, chunk_decay, state)
+    begin = torch.stack(states, dim=1)
 
     # The two together, back in the order of the steps.
-    steps = [torch.addcmul(own, share, start) for own, share in zip(hiddens, kept_by_step)]
-    by_part = torch.stack(steps, dim=2)  # [B, parts, length, D]
-    return by_part.flatten(1, 2)[:, :num_steps]
+    steps = [torch.addcmul(own, decayed, begin) for own, decayed in zip(from_zeros, cumulative_decays)]
+    by_chunk = torch.stack(steps, dim=2)  # [B, chunks, length, D]
+    return by_chunk.flatten(1, 2)[:, :num_steps]
 
 
 def mlp_blocks(config: BlocksConfig) -> nn.ModuleList:

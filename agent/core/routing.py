@@ -22,8 +22,9 @@ from .transformer import SegmentSteps, Transformer, TransformerLayer, additive_m
 TEMPERATURE = 0.3
 """Of the softmax over clusters in the router's loss. At 0.1 few pairs of query and key find a common cluster."""
 ELSEWHERE = 0.5
-"""Of the router's loss: a slot that no step sees is in the query's cluster with this probability. With 0, the loss is
-small as soon as the right slot is more probable than the other local ones, even if its cluster is another."""
+"""Added to the denominator of the router's loss: a slot beyond the visible ones that is in the query's cluster with
+this probability. With 0, the loss is small as soon as the right slot is more probable than the other visible ones, even
+if its cluster is another."""
 
 
 class RoutingState(NamedTuple):
@@ -129,7 +130,7 @@ class Router(nn.Module):
             product = products.sum(dim=-1)
             distances = count * (square + 1) - 2 * product
 
-        # `Mean` divides by the number of entries, which a sum over centroids does not.
+        # This loss is a sum over centroids, and `Mean` averages its entries: each is multiplied by their number.
         num_centroids = groups * clusters
         total = distances.flatten() / 2 * num_centroids
         return Mean(total, count.flatten())
@@ -137,10 +138,13 @@ class Router(nn.Module):
     def loss(self, x: Tensor, routed: Tensor, recent: Tensor, weights: Tensor, mask: Tensor) -> Mean:
         """Cross-entropy between attention and the choice of a slot by cluster: one sum and one count.
 
-        The probability that a query and a slot are in one cluster, divided by the sum of these over the slots that the
-        query sees and of ELSEWHERE, is compared with the attention between them. So queries and the keys that they
-        attend to come to one cluster, and other keys leave it. The hard choice of a cluster has no gradient; this has,
-        because local slots are attended to in whatever cluster they are.
+        With P the softmax over clusters, a the squared attention, and s' all slots that the query q sees:
+
+            p(q, s) = sum over clusters c of P(c | q) P(c | s)
+            loss    = -sum over s of a(q, s) log(p(q, s) / (ELSEWHERE + sum over s' of p(q, s')))
+
+        So queries and the keys that they attend to come to one cluster, and other keys leave it. The hard choice of a
+        cluster has no gradient; this has, because local slots are attended to in whatever cluster they are.
 
         Args:
             x: [B, T, D], the inputs of the queries.
@@ -259,8 +263,8 @@ class RoutedLayer(TransformerLayer[RoutedLayerState]):
 
         # A step sees a slot if both are true, and no reset is between them.
         both = in_cluster[..., None] & of_episode[:, :, None]  # [B, G, T, k, w]
-        unbroken = steps.unbroken[:, None, :, None]
-        seen = both.flatten(3) & unbroken  # [B, G, T, k w]
+        in_state_episode = steps.in_state_episode[:, None, :, None]
+        seen = both.flatten(3) & in_state_episode  # [B, G, T, k w]
         if self.sizes.groups > 1:
             seen = seen.repeat_interleave(self.heads_of_group, dim=1)  # [B, H, T, k w]
 
@@ -282,7 +286,7 @@ class RoutedLayer(TransformerLayer[RoutedLayerState]):
             routed = routed.repeat_interleave(self.heads_of_group, dim=1)  # [B, H, k w]
 
         # The slots of memory and segment before the steps are hidden from all heads alike.
-        num_steps = steps.own.shape[1]
+        num_steps = steps.visible.shape[1]
         num_recent = mask.shape[-1] - self.num_filed - num_steps
         recent = hidden[:, num_routed:]
         num_masks = routed.shape[1]
@@ -389,24 +393,25 @@ class RoutedLayer(TransformerLayer[RoutedLayerState]):
         n_s, n_m, _, clusters, window = self.sizes
         batch, groups = ages.shape[:2]
 
-        # The steps of each cluster: first its members, oldest first, then the steps that are none.
+        # The steps of each cluster: first its members, oldest first, then the other steps.
         numbers = torch.arange(clusters, device=ages.device)
         numbers = numbers[:, None]  # [k, 1]
         member = cluster[:, :, None] == numbers  # [B, G, k, n_s]
         is_other = member.logical_not().to(torch.uint8)
         members_first = is_other.argsort(dim=-1, stable=True)
 
-        # A ring holds the last w of the list of its old and its new members: `place` is where in that list.
+        # A ring holds the last w of the list of its old and its new members. With w = 3, old members a b c and new ones
+        # x y, the list is a b c x y, and the last three are in its places 2, 3 and 4: those below w are old members.
         num_new = member.sum(dim=-1, keepdim=True)
         place_in_ring = torch.arange(window, device=ages.device)
-        place = num_new + place_in_ring  # [B, G, k, w]
-        is_old = place < window
+        place_in_list = num_new + place_in_ring  # [B, G, k, w]
+        is_old = place_in_list < window
 
         # Old members are found in the cluster's ring, new ones behind all rings.
         first_of_ring = window * numbers
-        old = place + first_of_ring
-        number_of_new = (place - window).clamp(min=0, max=n_s - 1)
-        step_of_new = members_first.gather(-1, number_of_new)
+        old = place_in_list + first_of_ring
+        index_of_new = (place_in_list - window).clamp(min=0, max=n_s - 1)
+        step_of_new = members_first.gather(-1, index_of_new)
         new = step_of_new + clusters * window
         source = torch.where(is_old, old, new)
         source = source.flatten(2)  # [B, G, k w]

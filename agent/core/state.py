@@ -13,7 +13,7 @@ from torch import Tensor
 from .cache import KVCache
 
 State = Any
-"""Of any core. Each core documents the NamedTuple of its own."""
+"""The state of any core; each core documents its own NamedTuple."""
 
 
 def map_state(function: Callable[..., Any], *states: State) -> State:

@@ -79,41 +79,35 @@ class SegmentSteps(NamedTuple):
 
     offset: steps of the segment before the first of them.
     age: [B] int64, steps of the row's episode before the first of them.
-    unbroken: [B, T] bool, true until the row's first reset among them: such a step belongs to the episode that the
-        state remembers, and may see its slots.
-    own: [B, T, T] bool, true where step t sees step s: where s is not later, and of the same episode.
+    in_state_episode: [B, T] bool, true until the row's first reset among them: such a step belongs to the episode that
+        the state remembers, and may see its slots.
+    visible: [B, T, T] bool, true where step t sees step s: where s is not later, and of the same episode.
     """
 
     offset: int
     age: Tensor
-    unbroken: Tensor
-    own: Tensor
+    in_state_episode: Tensor
+    visible: Tensor
 
     @property
     def ages(self) -> Tensor:
         """[B, T] int64, steps of the row's episode before each of them."""
-        of_these = self.own.sum(dim=2) - 1  # a step sees itself, too
-        of_earlier = self.age[:, None] * self.unbroken
+        of_these = self.visible.sum(dim=2) - 1  # a step sees itself, too
+        of_earlier = self.age[:, None] * self.in_state_episode
         return of_these + of_earlier
 
     @property
     def age_after(self) -> Tensor:
         """[B] int64, steps of the row's episode up to and including the last of them."""
-        # The last step sees exactly the steps of its own episode, itself among them.
-        seen_by_last = self.own[:, -1]
-        of_these = seen_by_last.sum(dim=1)
-        # Earlier steps count if no reset is between them and the last step.
-        of_earlier = self.age * self.unbroken[:, -1]
-        return of_these + of_earlier
+        return self.ages[:, -1] + 1
 
 
 def locate(reset: Tensor, age: Tensor, offset: int) -> SegmentSteps:
     """The steps with the resets [B, T], given the age [B] of each row's episode before the first of them."""
     episode = reset.long().cumsum(dim=1)  # 0 is the episode that the state remembers
-    unbroken = episode == 0
     same_episode = episode[:, :, None] == episode[:, None, :]
-    own = same_episode.tril()  # and not later
-    return SegmentSteps(offset, age, unbroken, own)
+    visible = same_episode.tril()  # and not later
+    return SegmentSteps(offset, age, episode == 0, visible)
 
 
 def additive_mask(seen: Tensor, like: Tensor) -> Tensor:
@@ -277,10 +271,10 @@ class TransformerLayer(nn.Module, Generic[LayerStateT]):
     # What a subclass adds: the older slots, and what happens when a segment is full.
 
     def minimum_ages(self, offset: int, device: torch.device) -> Tensor:
-        """Minimum episode age for each slot to be valid, [S] int64: before the step at `offset` of a segment.
+        """For each slot the least age of the episode at which it is valid, [S] int64, before the step at `offset`.
 
-        A slot belongs to the row's episode if that began no later than the slot's step. Slots are memory and the first
-        `offset` of the segment, after the older slots if their validity depends on the age alone.
+        A slot belongs to the row's episode if that began no later than the slot's step. Slots are [older | memory |
+        the first `offset` of the segment]; the older ones are left out where more than the age decides.
         """
         oldest = self.sizes.memory + offset
         return torch.arange(oldest, 0, -1, device=device)
@@ -295,7 +289,7 @@ class TransformerLayer(nn.Module, Generic[LayerStateT]):
 
     def hide(self, mask: Tensor, hidden: Tensor, steps: SegmentSteps) -> Tensor:
         """A mask of `attention_mask` without the hidden slots [B, S] of the state. The steps themselves stay."""
-        num_steps = steps.own.shape[1]
+        num_steps = steps.visible.shape[1]
         num_before = mask.shape[-1] - num_steps
         before = hidden[:, :num_before]
         padded = F.pad(before, (0, num_steps))  # [B, slots before the steps and the steps]
@@ -391,11 +385,11 @@ class Transformer(Core, Generic[StateT, LayerStateT]):
         return_attention: bool = False,
         hidden: Sequence[Tensor] | None = None,
     ) -> CoreOutput:
-        """See `Core`. It is Algorithm 1 of Rae et al. (2020), with segments that a call may begin and end inside.
+        """See `Core`. Implements Algorithm 1 of Rae et al. (2020); a call may begin and end inside a segment.
 
         hidden: of each layer [B, S] bool, slots of the state that the steps do not see, in the order of the attention
-            weights. For calls that end before the segment does, or with it. The state after the call is as without it,
-            but for what the upper layers made of what they saw.
+            weights. For calls that end before the segment does, or with it. Hidden slots stay in memory. They change
+            the outputs, and so the inputs that upper layers store.
         """
         check_call(inputs, reset, state, self.config.model_size, self.state_type)
         self._check_sizes(state)
@@ -480,8 +474,8 @@ class Transformer(Core, Generic[StateT, LayerStateT]):
             # Slots before the steps are seen if they belong to the episode, until the row's first reset.
             minimum_ages = layer.minimum_ages(steps.offset, x.device)  # [S - T]
             valid = steps.age[:, None] >= minimum_ages  # [B, S - T]
-            before = valid[:, None, :] & steps.unbroken[:, :, None]  # [B, T, S - T]
-            seen = torch.cat([before, steps.own], dim=2)  # [B, T, S]
+            before = valid[:, None, :] & steps.in_state_episode[:, :, None]  # [B, T, S - T]
+            seen = torch.cat([before, steps.visible], dim=2)  # [B, T, S]
             seen_by_all_heads = seen[:, None]
             masks[layer.sizes] = additive_mask(seen_by_all_heads, like=x)
         return masks

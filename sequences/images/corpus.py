@@ -28,10 +28,10 @@ from sequences.prepared import (
     open_splits,
     write_corpus,
 )
+from sequences.splits import SPLITS
 
 START = 256
 """The token before an image."""
-SPLITS = ("train", "valid", "test")
 SHARES = {"valid": 0.05, "test": 0.05}
 SUFFIXES = (".png", ".jpg", ".jpeg")
 MOST_PIXELS = 2**26

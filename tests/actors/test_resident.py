@@ -12,6 +12,7 @@ from agent import Agent, AgentConfig
 from agent.core import LSTMConfig, leaves, matched_cores
 from agent.core.fields import Precision
 from agent.cuda_graphs import cuda_graph
+from agent.policies import Numbers
 from agent.trajectory import validate
 from envs import make_device, make_vector
 from tests.actors.counting import CountingAgent, DeviceCounting
@@ -215,7 +216,7 @@ def test_a_graph_of_a_gpu_does_what_its_operations_do(core: str, env: str) -> No
     agent = make_agent(core, env).to("cuda")
     other = make_agent(core, env).to("cuda")
     eager = resident(agent, env, device="cuda")
-    graph = resident(other, env, device="cuda", capture=cuda_graph)
+    graph = resident(other, env, device="cuda", capture=cuda_graph(torch.device("cuda")))
     for turn in range(4):
         eager.unroll()
         graph.unroll()
@@ -228,15 +229,32 @@ def test_a_graph_of_a_gpu_does_what_its_operations_do(core: str, env: str) -> No
         change(other)
 
 
+ONE_NUMBER = (Numbers((True,)),)
+
+
 @pytest.mark.gpu
-def test_an_actor_on_a_gpu_hands_out_what_one_on_the_cpu_does() -> None:
+@pytest.mark.parametrize(
+    ("env", "shape", "actions"), [("rooms:small", (24, 32, 3), 9), ("gym:Pendulum-v1", (3,), ONE_NUMBER)]
+)
+def test_an_actor_on_a_gpu_hands_out_what_one_on_the_cpu_does(env: str, shape: Any, actions: Any) -> None:
     def unrolls(device: str) -> list[torch.Tensor]:
         """All tensors of two unrolls."""
         torch.manual_seed(0)
-        agent = Agent(AgentConfig(torso="small", torso_size=16, core=LSTMConfig(16)), (24, 32, 3), 9)
-        actor = Actor(make_vector("rooms:small", 2), agent, 0, 0, device=device)
+        agent = Agent(AgentConfig(torso="small", torso_size=16, core=LSTMConfig(16)), shape, actions)
+        actor = Actor(make_vector(env, 2), agent, 0, 0, device=device)
         return [*leaves(actor.unroll(4).trajectory), *leaves(actor.unroll(4).trajectory)]
 
     for here, there in zip(unrolls("cpu"), unrolls("cuda")):
         assert there.device.type == "cpu"
         torch.testing.assert_close(there, here, rtol=1e-3, atol=1e-3)
+
+
+def test_actors_need_nothing_of_the_network_to_choose_actions() -> None:
+    """Its tensors may be on a GPU, and the actions are chosen on the CPU. A bound is where they are cut."""
+    agent = Agent(AgentConfig(torso="small", torso_size=16, core=LSTMConfig(16)), (3,), ONE_NUMBER)
+    actor = Actor(make_vector("gym:Pendulum-v1", 2), agent, 0, 0)
+    (block,) = agent.distribution.blocks
+    block.squashed = block.squashed.to("meta")
+    actions = actor.unroll(4).trajectory.action
+    assert actions.shape == (2, 4, 1)
+    assert actions.isfinite().all()

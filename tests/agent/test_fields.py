@@ -22,7 +22,7 @@ from agent.core import (
     make_core,
 )
 from agent.core.fields import Above0, Checked, Decay, Positive, Size
-from agent.memory_check import build_network
+from agent.memory_check import build_network, machine_memory
 from tests.agent.tiny import SIZE, config_of, normal, resets
 
 
@@ -159,6 +159,48 @@ def test_a_network_larger_than_memory_is_never_made(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(memory_check, "machine_memory", lambda: 10**12)
     build_network(recorded(config, devices), config)
     assert devices == ["meta", "meta", "cpu", "cpu"]
+
+
+def test_a_core_that_the_meta_device_cannot_make_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Any number in its configuration may be a size, and then it is tried on the meta device, which has no numbers."""
+    devices: list[str] = []
+
+    def build() -> Core:
+        core = recorded(LSTMConfig(8), devices)()
+        next(core.parameters()).sum().item()
+        return core
+
+    monkeypatch.setattr(memory_check, "machine_memory", lambda: 10**9)
+    build_network(build, LSTMConfig(2**20))
+    assert devices == ["meta", "cpu"]
+
+
+def test_memory_is_the_least_of_all_limits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the machine, and of the control groups of the process, version 2 and 1: of each and those around it."""
+    groups = tmp_path / "cgroup"
+    monkeypatch.setattr(memory_check, "CGROUPS", tmp_path)
+    monkeypatch.setattr(memory_check, "PROCESS_GROUPS", groups)
+    machine = machine_memory()
+    assert machine > 2**30, "without groups"
+
+    def limit(group: str, content: str) -> None:
+        file = tmp_path / group
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(content)
+
+    groups.write_text("5:cpu,cpuacct:/a\n4:memory:/slurm/job\n0::/slice/unit:1\n")
+    assert machine_memory() == machine, "the groups are not shown here"
+    limit("slice/memory.max", "3000\n")
+    limit("slice/unit:1/memory.max", "max\n")
+    assert machine_memory() == 3000
+    limit("slice/unit:1/memory.max", "2000\n")
+    assert machine_memory() == 2000
+    limit("memory/slurm/job/memory.limit_in_bytes", "1000\n")
+    assert machine_memory() == 1000
+    limit("memory.max", "500\n")
+    assert machine_memory() == 500
+    limit("a/memory.max", "1\n")
+    assert machine_memory() == 500, "a group of another controller"
 
 
 @pytest.mark.parametrize("rate", [64, 512])

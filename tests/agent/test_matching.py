@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from agent.core import make_core, matched_cores, state_bytes
-from agent.core.config import CoreConfig
+from agent.core.config import CoreConfig, DeltaNetConfig
 from agent.core.cores import CORE_CLASSES
 from agent.core.matching import bytes_of_state, with_state_of
 
@@ -79,6 +79,13 @@ def test_a_state_that_does_not_grow_with_the_features_is_refused(monkeypatch: py
     expected = "state_bytes: expected a state that grows with model_size .*, got 16 bytes with any in TracesConfig"
     with pytest.raises(ValueError, match=expected):
         with_state_of(TracesConfig(), 6_000)
+
+
+def test_a_core_of_many_heads_fits() -> None:
+    """No size that is tried is above the largest that is allowed."""
+    config = DeltaNetConfig(model_size=64, num_layers=1, num_heads=32)
+    assert with_state_of(config, 24 * 1024).model_size == 32 * 13  # 32 heads of 13 x 13 numbers have 21,632 bytes
+    assert bytes_of_state(with_state_of(config, 24 * 1024)) == 4 * 32 * 13**2
 
 
 def test_layers_of_different_sizes_are_refused() -> None:

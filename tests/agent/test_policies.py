@@ -103,6 +103,16 @@ def test_log_probs_are_those_of_torch_distributions(name: str, bounds: Any, seed
     torch.testing.assert_close(got.double(), expected, rtol=1e-5, atol=3e-6)
 
 
+@pytest.mark.parametrize("name", SPACES)
+def test_parameters_of_64_bits_are_computed_with_in_64_bits(name: str) -> None:
+    """As odds of an action are, which may differ by a factor of a million."""
+    policy = make_policy(SPACES[name], "clip")
+    parameters = random_parameters(policy).double()
+    action = random_actions(policy, parameters)
+    got = policy.log_prob(parameters, action)
+    torch.testing.assert_close(got, literal_log_probs(SPACES[name], "clip", parameters, action), rtol=1e-12, atol=1e-12)
+
+
 @pytest.mark.parametrize("bounds", BOUNDS)
 @pytest.mark.parametrize("name", SPACES)
 def test_entropies_are_those_of_torch_distributions(name: str, bounds: Any) -> None:
@@ -372,3 +382,12 @@ def test_wrong_shapes_and_empty_spaces_are_refused() -> None:
     for empty in (Choice(0), Numbers(())):
         with pytest.raises(ValueError, match=r"actions: expected at least one in every part, got (Choice|Numbers)\("):
             make_policy((Choice(2), empty))
+
+
+@pytest.mark.parametrize("bounds", BOUNDS)
+@pytest.mark.parametrize("name", SPACES)
+def test_a_policy_can_be_made_without_memory(name: str, bounds: Any) -> None:
+    """As networks are that may be too large for the machine."""
+    with torch.device("meta"):
+        policy = make_policy(SPACES[name], bounds)
+    assert policy.num_parameters == make_policy(SPACES[name], bounds).num_parameters

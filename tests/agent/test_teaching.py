@@ -124,9 +124,11 @@ def test_the_cost_of_the_teacher_falls() -> None:
     config = LearnerConfig(device="cpu", learning_rate=1e-9, teacher_cost=4.0, teacher_cost_end=0.0)
     learner = Learner(make_taught(), config, total_steps=80)
     batch = taught_batch()
-    first, second, _, last = [learner.update(batch)["loss/teacher"] for _ in range(4)]
+    metrics = [learner.update(batch) for _ in range(4)]
+    first, second, _, last = [row["loss/teacher"] for row in metrics]
     assert first > second > last
     assert last == 0
+    assert [row["teacher_cost"] for row in metrics[::3]] == [4, 0]
 
 
 def test_the_teacher_has_no_dropout() -> None:

@@ -113,6 +113,14 @@ def test_kinds_of_runs(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match=r"is not a run: expected a folder with config\.json.*text train"):
         run.read_kind()
 
+    # A folder of runs, such as that of a sweep, or `runs` itself.
+    for name in ("b", "a"):
+        (tmp_path / name).mkdir()
+        Run(tmp_path / name).write_config({})
+    words = f"{tmp_path} is not a run: expected one of the runs in it, such as {tmp_path / 'a'}"
+    with pytest.raises(FileNotFoundError, match=re.escape(words)):
+        run.read_kind()
+
     run.write_config({"kind": "text", "seed": 1})
     assert run.read_kind() == ("text", {"seed": 1})
     run.write_config({"frames": 3})

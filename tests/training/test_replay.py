@@ -122,13 +122,23 @@ def test_rows_of_an_earlier_stage_are_not_replayed(tmp_path: Path, monkeypatch: 
 
 
 @pytest.mark.parametrize(
-    ("share", "versions"), [(0.0, [0, 1, 2, 3, 4, 5]), (0.5, [0, 1, 3, 5, 7, 9]), (0.75, [0, 1, 2, 3, 7, 11])]
+    ("share", "rows_per_update", "versions"),
+    [
+        (0.0, None, [0, 1, 2, 3, 4, 5]),
+        (0.0, 1, [0, 2, 4, 6, 8, 10]),
+        (0.5, None, [0, 1, 3, 5, 7, 9]),
+        (0.75, None, [0, 1, 2, 3, 7, 11]),
+    ],
 )
 def test_a_batch_is_requested_for_the_version_that_learns_from_it(
-    share: float, versions: list[int], train_as_on_ray: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    share: float,
+    rows_per_update: int | None,
+    versions: list[int],
+    train_as_on_ray: Any,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """On Ray a batch is requested before the one ahead of it is learned from, which takes several updates if it
-    replays."""
+    """On Ray a batch is requested before the one ahead of it is learned from, which may take several updates."""
     receive = RayFeed._receive
     update = Trainer.update
     requested: list[int] = []
@@ -144,7 +154,7 @@ def test_a_batch_is_requested_for_the_version_that_learns_from_it(
 
     monkeypatch.setattr(RayFeed, "_receive", watched_receive)
     monkeypatch.setattr(Trainer, "update", watched_update)
-    train_as_on_ray(tmp_path, 6, replay=ReplayConfig(share, unrolls=4))
+    train_as_on_ray(tmp_path, 6, replay=ReplayConfig(share, unrolls=4), rows_per_update=rows_per_update)
     assert requested[:6] == learned == versions
 
 

@@ -4,6 +4,7 @@ import dataclasses
 import subprocess
 import sys
 import threading
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from agent.core import LSTMConfig, concatenate_states, index_state, leaves, map_
 from learner.communicator import Communicator
 from learner.config import LearnerConfig
 from storage import checkpoints
+from storage.errors import UserError
 from storage.metrics import read_metrics
 from storage.run import Run
 from tests.commands.cli import ENVIRONMENT, SMALL, state
@@ -183,6 +185,7 @@ def test_of_an_unroll_the_batch_that_is_not_finite_is_kept(tmp_path: Path, monke
         ({"env": "rooms:small,rooms:full"}, "env: expected one task for resident actors, got 2"),
         ({"unrolls_per_update": 4}, "num_actors: expected a multiple of unrolls_per_update = 4"),
         ({"rows_per_update": 2}, "rows_per_update: expected none with resident actors, got 2"),
+        ({"max_policy_lag": 1}, "max_policy_lag: expected at least 2, the lag of 6 resident actors, got 1"),
         ({"learner": LearnerConfig()}, "resident: expected a GPU, and torch finds none here; --learner.device cpu"),
     ],
 )
@@ -191,6 +194,33 @@ def test_what_cannot_be_resident(changes: dict[str, Any], message: str) -> None:
         pytest.skip("there is a GPU")
     with pytest.raises(ValueError, match=message):
         Trainer(dataclasses.replace(CONFIG, **changes), Run(""), local=True)
+
+
+def test_learners_on_a_cluster_without_gpus_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As one learner is on a machine without one, unless CPUs were asked for."""
+
+    class Group:
+        device = "cpu"
+
+    def start(loop: Trainer, stack: Any, **placing: Any) -> None:
+        loop.updater = Group()  # type: ignore[assignment]
+
+    monkeypatch.setattr("training.loop.Training.start_workers", start)
+    config = dataclasses.replace(CONFIG, learners=2, learner=LearnerConfig())
+    with pytest.raises(UserError, match=r"^resident: expected GPUs, and the cluster has none; --learner\.device cpu"):
+        Trainer(config, Run(""), local=False).start_workers(ExitStack())
+
+
+def test_what_does_not_fit_another_device_says_what_helps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A GPU's random generator has another state than that of a CPU."""
+    train(CONFIG, tmp_path, 1)
+    monkeypatch.setattr(ResidentActor, "load_state_dict", refuse)
+    with pytest.raises(UserError, match=r"does not fit: generator: .*; with --no-resident actors begin new episodes"):
+        train(CONFIG, tmp_path, 1, resume=True)
+
+
+def refuse(actor: ResidentActor, state: Any) -> None:
+    raise ValueError("generator: expected torch.uint8 [5056], got torch.uint8 [16]")
 
 
 def test_neither_ray_nor_a_video_library_is_needed(tmp_path: Path) -> None:

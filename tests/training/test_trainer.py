@@ -29,6 +29,7 @@ from storage.provenance import read_launches
 from storage.run import Run
 from tests.commands.cli import state
 from tests.sequences.speech.tiny import TINY
+from training import factories
 from training.config import RunConfig
 from training.evaluation import make_evaluator
 from training.factories import episode_stream, make_actor, make_agent
@@ -273,6 +274,18 @@ def test_a_batch_that_is_not_finite_says_whose_fault_it_is(tmp_path: Path, monke
         train(CONFIG, tmp_path, 1)
     assert (caught.value.number, caught.value.from_environments) == (1, True)
     assert Run(tmp_path).not_finite_file(1).is_file()
+
+
+def test_a_batch_that_cannot_be_kept_is_said_with_the_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a full disk; the reason why the run ended stays."""
+    monkeypatch.setattr(Run, "not_finite_file", lambda run, number: run.path / "missing" / "batch.safetensors")
+    monkeypatch.setattr(Learner, "update", not_finite)
+    with pytest.raises(NotFinite, match=r"update 1 is not finite.* The batch could not be kept\."):
+        train(CONFIG, tmp_path, 1)
+
+
+def not_finite(learner: Learner, *batch: Any, **options: Any) -> Any:
+    raise NotFinite("update 1 is not finite", 1)
 
 
 def test_nothing_is_saved_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -603,3 +616,29 @@ def test_environments_of_the_training_alone_are_spread(stagger: bool) -> None:
 
     assert in_step(make_actor(config, 0, 0, 0)) == (not stagger)
     assert in_step(make_evaluator(config, make_agent(config), 4, 0, True, task, film=False))
+
+
+@pytest.mark.parametrize(
+    ("num_actors", "cpus", "cores", "sharing"),
+    [
+        (2, 1.0, 32, 2),  # of a run with few actors all
+        (32, 4.0, 32, 8),  # of one on several machines as many as this one has room for
+        (32, 0.5, 4, 8),
+        (8, 4.0, 2, 1),
+        (8, 0.0, 2, 8),
+    ],
+)
+def test_actors_share_the_cores_of_their_own_machine(
+    num_actors: int, cpus: float, cores: int, sharing: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[int] = []
+
+    def make(spec: str, num_envs: int, stream: int, actors: int) -> Any:
+        made.append(actors)
+        return envs.make_vector(spec, num_envs, stream)
+
+    monkeypatch.setattr(factories, "make_vector", make)
+    monkeypatch.setattr(factories, "cores", lambda: cores)
+    actors = dataclasses.replace(CONFIG.actors, num_actors=num_actors, cpus=cpus)
+    make_actor(dataclasses.replace(CONFIG, actors=actors, unrolls_per_update=1), 0, 0, 0)
+    assert made == [sharing]
