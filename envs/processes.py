@@ -335,7 +335,8 @@ class ProcessVectorEnv(VectorEnv):
         self, *, seed: int | Sequence[int | None] | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Any, dict[str, Any]]:
         """Begins an episode everywhere. Environment i has seed + i, or the ith seed of a sequence."""
-        observation, infos = self._call("reset", np.array(seeds_of_rows(seed, self.num_envs), object))
+        seeds = np.array(seeds_of_rows(seed, self.num_envs), object)
+        observation, infos = self._call("reset", seeds, options)
         return observation, infos
 
     def step(
@@ -349,15 +350,18 @@ class ProcessVectorEnv(VectorEnv):
         """See `SerialVectorEnv.end_episodes`."""
         self._call("end_episodes", rows)
 
-    def _call(self, name: str, rows: NDArray[Any]) -> list[Any]:
-        """Makes a call in all processes with an argument [N]; returns its values for all environments."""
+    def _call(self, name: str, rows: NDArray[Any], options: dict[str, Any] | None = None) -> list[Any]:
+        """Makes a call in all processes with an argument [N]; returns its values for all environments.
+
+        options: of `reset`.
+        """
         if self.closed:
             raise RuntimeError(f"{name}() after close()")
         if len(rows) != self.num_envs:
             raise ValueError(f"{name}: expected a value for each of {self.num_envs} environments, got {len(rows)}")
         for pipe, share in zip(self._pipes, np.split(rows, self._splits)):
             with suppress(ConnectionError):  # the process has died; `_answer` raises
-                pipe.send((name, share))
+                pipe.send((name, share, options))
         answers = [self._answer(index) for index in range(len(self._pipes))]
         # Each answer has the same values: observations, rewards and so on. Each value is joined over the processes.
         return [_joined(parts) for parts in zip(*answers, strict=True)]
@@ -455,10 +459,10 @@ def _serve(pipe: Connection, make: MakeEnv, num_envs: int, errors: str | None) -
         pipe.send((envs.single_observation_space, envs.single_action_space, envs.metadata))
         while True:
             try:
-                name, rows = pipe.recv()
+                name, rows, options = pipe.recv()
             except (EOFError, ConnectionError):
                 return
-            pipe.send(_answer_to(envs, name, rows))
+            pipe.send(_answer_to(envs, name, rows, options))
     except OutputError as error:
         with suppress(ConnectionError):
             pipe.send(error)
@@ -471,10 +475,10 @@ def _serve(pipe: Connection, make: MakeEnv, num_envs: int, errors: str | None) -
             envs.close()
 
 
-def _answer_to(envs: Any, name: str, rows: NDArray[Any]) -> tuple[Any, ...]:
-    """What a method of the environments of a process returns, given its argument [N]."""
+def _answer_to(envs: Any, name: str, rows: NDArray[Any], options: dict[str, Any] | None) -> tuple[Any, ...]:
+    """What a method of the environments of a process returns, given its argument [N] and the options of `reset`."""
     if name == "reset":
-        return envs.reset(seed=rows)
+        return envs.reset(seed=rows, options=options)
     if name == "step":
         return envs.step(rows)
     envs.end_episodes(rows)

@@ -57,6 +57,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+TRIED_BATCHES = 4
+"""Batches that `Trainer.try_out` measures, and as many before them."""
 ACTORS = {"num_actors": int, "envs_per_actor": int}
 
 
@@ -227,15 +229,15 @@ class Trainer(Training):
         write_scalars(self.run.path, self.step, as_metrics(dict(evaluation)))
         super().finish(evaluation)
 
-    def try_out(self, batches: int = 4) -> float:
+    def try_out(self) -> float:
         """Frames a second, measured on a few batches. Nothing is written; this trainer cannot be used afterwards."""
         with ExitStack() as stack:
             self.start_workers(stack)
-            for _ in range(batches):
+            for _ in range(TRIED_BATCHES):
                 self.update()  # what is compiled or filled first is not what most of the time goes into
             begin = time.perf_counter()
             before = self.frames
-            for _ in range(batches):
+            for _ in range(TRIED_BATCHES):
                 self.update()
             return (self.frames - before) / (time.perf_counter() - begin)
 

@@ -9,8 +9,8 @@ from envs.rooms import level
 from envs.rooms.physics import DEGREES_PER_PIXEL
 
 
-def oracle_actions(env: Any, choose_match: NDArray[np.bool_] | None = None) -> NDArray[np.int64]:
-    """Actions [N] that walk to the pad, then to the object that does not match (the matching one where asked).
+def oracle_actions(env: Any) -> NDArray[np.int64]:
+    """Actions [N] that walk to the pad, then to the object that does not match.
 
     `env` is a `RoomsVectorEnv`.
 
@@ -19,8 +19,6 @@ def oracle_actions(env: Any, choose_match: NDArray[np.bool_] | None = None) -> N
     state = env.state
     plan = env.level
     side = 1 - state.match_side
-    if choose_match is not None:
-        side = np.where(choose_match, 1 - side, side)
 
     # In the room of the choice the target is the near edge of the object's pickup zone, a little inside.
     goal = plan.choices[side]

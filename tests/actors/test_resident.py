@@ -258,3 +258,9 @@ def test_actors_need_nothing_of_the_network_to_choose_actions() -> None:
     actions = actor.unroll(4).trajectory.action
     assert actions.shape == (2, 4, 1)
     assert actions.isfinite().all()
+
+
+def test_actors_act_without_dropout() -> None:
+    """Also if the network that they are given was in training."""
+    agent = Agent(AgentConfig(torso="small", torso_size=16, core=LSTMConfig(16)), (3,), ONE_NUMBER).train()
+    assert not Actor(make_vector("gym:Pendulum-v1", 2), agent, 0, 0).agent.training

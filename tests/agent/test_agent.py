@@ -212,3 +212,48 @@ def test_scales_of_numbers_depend_on_the_state_if_that_is_asked_for(scale: Any) 
     means, scales = agent(**inputs, state=agent.initial_state(2)).policy_parameters.chunk(2, dim=-1)
     assert means.std() > 0
     assert (scales == agent.policy.bias[2:]).all() == (scale == "independent")
+
+
+def test_first_policies_over_numbers_are_those_that_they_name() -> None:
+    """Means of 0, and scales of a half, whatever is seen."""
+    agent = make_numbers_agent()
+    parameters = agent(**numbers_inputs(), state=agent.initial_state(2)).policy_parameters
+    mean, log_scale = parameters.split(2, dim=-1)
+    torch.testing.assert_close(mean, torch.zeros_like(mean), rtol=0, atol=0.05)
+    torch.testing.assert_close(log_scale.exp(), torch.full_like(mean, 0.5), rtol=0, atol=0.03)
+
+
+def test_first_values_with_popart_are_equal_in_all_states() -> None:
+    """Where rewards are tiny, the noise of first values would be larger than the rewards."""
+    torch.manual_seed(0)
+    agent = Agent(AgentConfig(torso="small", torso_size=16, core=CORES["lstm"]), IMAGE, ACTIONS, popart_tasks=1)
+    value = agent(**agent_inputs(2, 3), state=agent.initial_state(2)).value
+    assert not value.any()
+
+
+def test_agents_have_what_their_configuration_says() -> None:
+    """Bounds of actions, the height of reconstructions, and the steps of predictions."""
+    clipped = make_numbers_agent(action_bounds="clip")
+    squashed = make_numbers_agent(action_bounds="squash")
+    action = torch.full((1, 2), 0.5)
+    assert clipped.distribution.effect(action).tolist() == [[0.5, 0.5]]
+    torch.testing.assert_close(squashed.distribution.effect(action), torch.full((1, 2), 0.5).tanh())
+    assert make_agent(reconstruction_cost=1.0, reconstruction_height=4).reconstruction.size == [4, 5]
+    assert make_agent(prediction_cost=1.0, prediction_steps=3).prediction.steps == 3
+
+
+def make_numbers_agent(**fields: Any) -> Agent:
+    """An agent whose actions are two numbers with bounds, and which sees three."""
+    torch.manual_seed(0)
+    config = AgentConfig(torso="small", torso_size=16, core=CORES["lstm"], **fields)
+    return Agent(config, (3,), (Numbers((True, True)),)).eval()
+
+
+def numbers_inputs() -> dict[str, Any]:
+    """Two rows of four steps."""
+    return {
+        "observation": torch.randn(2, 4, 3),
+        "last_action": torch.zeros(2, 4, 2),
+        "last_reward": torch.zeros(2, 4),
+        "reset": torch.zeros(2, 4, dtype=torch.bool),
+    }

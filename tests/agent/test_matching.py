@@ -92,3 +92,10 @@ def test_layers_of_different_sizes_are_refused() -> None:
     config = dataclasses.replace(CORES["compressive"], memory_size=(8, 4))
     with pytest.raises(ValueError, match=r"^state_bytes: expected layers of one size, got one for each layer$"):
         with_state_of(config, 10_000)
+
+
+def test_matched_cores_attend_to_equally_many_slots() -> None:
+    """The router's window is a quarter of them."""
+    assert (CORES["compressive"].memory_size, CORES["compressive"].compressed_size) == (8, 24)
+    assert CORES["transformer-xl"].memory_size == CORES["gated-transformer-xl"].memory_size == 32
+    assert (CORES["routing"].memory_size, CORES["routing"].window) == (24, 8)

@@ -24,6 +24,7 @@ def test_the_last_observation_of_an_episode_has_no_loss() -> None:
         ("action", lambda x: x.int(), "torch.int64 [3, 4], got torch.int32 [3, 4]"),
         ("observation", lambda x: x[:, :-1], "torch.uint8 [3, 5, 12, 16, 3], got torch.uint8 [3, 4, 12, 16, 3]"),
         ("observation", lambda x: x.double(), "torch.float32 [3, 5, 12, 16, 3], got torch.float64 [3, 5, 12, 16, 3]"),
+        ("reset", lambda x: x.float(), "torch.bool [3, 5], got torch.float32 [3, 5]"),
         ("reward", lambda x: x.T, "torch.float32 [3, 5], got torch.float32 [5, 3]"),
         ("discount", lambda x: x.bool(), "torch.float32 [3, 5], got torch.bool [3, 5]"),
         ("policy_parameters", lambda x: x[..., 0], "torch.float32 [3, 4, 4], got torch.float32 [3, 4]"),

@@ -337,3 +337,25 @@ def test_a_script_does_not_begin_again_in_each_process(name: str, processes: int
 
 
 gymnasium.register("Slow-v0", Slow)
+
+
+@pytest.mark.parametrize("processes", [0, 2])
+def test_options_of_a_reset_reach_every_environment(processes: int) -> None:
+    """In this process and in others."""
+    env = batch(Obeys, 2, processes)
+    observation, _ = env.reset(seed=0, options={"begin": 3.0})
+    assert observation.tolist() == [[3.0], [3.0]]
+    env.close()
+
+
+class Obeys(gymnasium.Env[Any, Any]):
+    """It begins where the options of `reset` say."""
+
+    observation_space = spaces.Box(-9, 9, (1,))
+    action_space = spaces.Discrete(2)
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> Any:
+        return np.array([(options or {}).get("begin", 0)], np.float32), {}
+
+    def step(self, action: int) -> Any:
+        return np.zeros(1, np.float32), 0.0, True, False, {}

@@ -162,3 +162,24 @@ def test_impossible_models_and_calls_are_refused() -> None:
         model(tokens.float(), no_resets(tokens), model.initial_state(1))
     with pytest.raises(ValueError, match=r"targets: expected int64 \[1, 4\], got torch.int64 \[1, 3\]"):
         model(tokens, no_resets(tokens), model.initial_state(1), tokens[:, :3])
+
+
+def test_dropout_is_that_of_embeddings_and_features() -> None:
+    """While training: of the core's inputs, and of its features before the softmax. The core has its own."""
+    model = make().train()
+    model.dropout = 0.5
+    seen: dict[str, Tensor] = {}
+    model.core.register_forward_pre_hook(lambda _, arguments: seen.update(inputs=arguments[0]))
+    model.core.register_forward_hook(lambda *call: seen.update(features=call[-1].features))
+    tokens = text(3, 8)
+    embedded = model.embedding(tokens)
+    log_probs = model(tokens, no_resets(tokens), model.initial_state(3)).log_probs
+    kept = seen["inputs"] != 0
+    assert 0.3 < kept.double().mean() < 0.7
+    torch.testing.assert_close(seen["inputs"], 2 * embedded * kept)
+    of_all_features = model.softmax.log_probs(seen["features"], model.embedding)
+    assert not torch.allclose(log_probs, of_all_features)
+
+    model.eval()
+    model(tokens, no_resets(tokens), model.initial_state(3))
+    assert torch.equal(seen["inputs"], embedded)

@@ -84,3 +84,28 @@ def test_draws_at_tiny_temperatures_are_the_most_probable_tokens(model: Sequence
     """5e-324 is the smallest number above 0."""
     prompts = PROMPTS[:, :1]
     assert torch.equal(draw(model, prompts, 5, temperature), draw(model, prompts, 5, 0))
+
+
+@pytest.mark.parametrize("temperature", [1.0, 1.5])
+def test_nothing_is_drawn_from_outside_the_nucleus(model: SequenceModel, temperature: float) -> None:
+    """The nucleus of the distribution at that temperature. A tiny one has the most probable token alone."""
+    prompts = PROMPTS[:, :1]
+    assert torch.equal(draw(model, prompts, 20, temperature, top_p=1e-9), draw(model, prompts, 20, 0))
+
+    # In one step of many rows: what is drawn is in the nucleus, and all of it is drawn.
+    rows = prompts[:1].expand(2_000, 1)
+    with torch.no_grad():
+        (log_probs,) = model(rows[:1], torch.zeros(1, 1, dtype=torch.bool), model.initial_state(1)).log_probs[0]
+    within = nucleus((log_probs / temperature).log_softmax(dim=-1)[None], 0.9)[0].isfinite()
+    assert 1 < within.sum() < 5
+    drawn = draw(model, rows, 1, temperature, top_p=0.9)
+    assert set(drawn.flatten().tolist()) == set(within.nonzero().flatten().tolist())
+
+
+def test_samples_are_drawn_without_dropout() -> None:
+    """Also from a model that is in training."""
+    torch.manual_seed(0)
+    core = make_core(CompressiveTransformerConfig(8, 2, 2, 8, 4, 4, 4, 2))
+    model = SequenceModel(core, 5, dropout=0.9).double().train()
+    first = draw(model, PROMPTS, 20, 0)
+    assert torch.equal(first, draw(model.eval(), PROMPTS, 20, 0))
