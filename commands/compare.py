@@ -63,10 +63,12 @@ def compare(options: CompareOptions, words: Sequence[str], command: str) -> None
     else:
         folder, trials, command = _begin(options, words, command, console)
     _say_differences([config for config in trials.values() if isinstance(config, RunConfig)], beside, console)
+    has_report = (folder / "report.html").exists()
     try:
         failed = _train(folder, trials, options, console)
+        has_report = True
     finally:  # also of what there is when it was stopped
-        _scoreboard(folder, trials, beside, command, console)
+        _scoreboard(folder, trials, beside, command, console, has_report)
 
     # What the trials left behind: a run that can be shown, or the reason why not.
     finished = []
@@ -402,11 +404,18 @@ def _train_run(config: Any, run: Run, local: bool, **options: Any) -> Any:
 
 
 def _scoreboard(
-    folder: Path, trials: dict[str, Any], beside: Mapping[str, Sequence[Score]], command: str, console: Console
+    folder: Path,
+    trials: dict[str, Any],
+    beside: Mapping[str, Sequence[Score]],
+    command: str,
+    console: Console,
+    has_report: bool = False,
 ) -> None:
     """Writes the scores of agents, and writes and prints one table of them unless there is one task alone.
 
-    `beside`: the scores of other runs that are in it as well, by the name of their file.
+    Args:
+        beside: the scores of other runs that are in it as well, by the name of their file.
+        has_report: whether there is, or will be, a report of curves beside the table.
     """
     from reports import scoreboard
 
@@ -427,7 +436,7 @@ def _scoreboard(
         scores, different = joined(scores, others, file)
         _say_different(different, console)
     board = scoreboard.scoreboard(scores)
-    page = scoreboard.write_scoreboard(folder, board, command)
+    page = scoreboard.write_scoreboard(folder, board, command, has_report)
     for table in (scoreboard.as_table(board), scoreboard.costs_table(board)):
         texts = []
         for row in table["rows"]:

@@ -170,14 +170,20 @@ def _median(numbers: Sequence[float]) -> float:
     return float(np.median(known)) if known else math.nan
 
 
-def write_scoreboard(folder: Path, board: Scoreboard, command: str) -> Path:
-    """Writes the page `scoreboard.html` and, in the folder `report` beside it, the files; returns the page's path."""
+def write_scoreboard(folder: Path, board: Scoreboard, command: str, report: bool = False) -> Path:
+    """Writes the page `scoreboard.html` and, in the folder `report` beside it, the files; returns the page's path.
+
+    report: whether there is, or will be, a report of the comparison in the folder.
+    """
     _write_files(folder, as_files(board))
     finished = sum(cell.finished for cell in board.cells.values())
     runs = sum(cell.runs for cell in board.cells.values())
     data = {
-        "title": f"{len(board.tasks)} tasks, {len(board.variants)} variants",
+        "title": f"{plural(len(board.tasks), 'task')}, {plural(len(board.variants), 'variant')}",
         "about": f"{finished} of {runs} runs are finished",
+        "report": report,
+        "several": len(board.variants) > 1,
+        "overall": bool(board.overall),
         "scores": as_table(board),
         "costs": costs_table(board),
         "command": command,
@@ -248,11 +254,11 @@ def _interval(score: Estimate) -> str:
 
 
 def costs_table(board: Scoreboard) -> dict[str, Any]:
-    """The costs, in the same form."""
-    rows = [
-        [name, quantity(cost.learning), quantity(cost.acting), f"{cost.state / 1024:.1f} KiB"]
-        for name, cost in board.costs.items()
-    ]
+    """The costs, in the same form. Speeds that were not measured are dashes."""
+    rows = []
+    for name, cost in board.costs.items():
+        speeds = ["-" if math.isnan(speed) else quantity(speed) for speed in (cost.learning, cost.acting)]
+        rows.append([name, *speeds, f"{cost.state / 1024:.1f} KiB"])
     return {"head": ["variant", "learning, steps/s", "acting, steps/s", "state"], "rows": rows}
 
 

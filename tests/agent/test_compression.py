@@ -77,3 +77,13 @@ def test_gradients_flow_through_memory_and_not_through_compression(build: Callab
     features[0, 11].square().sum().backward()
     has_gradient = inputs.grad[0].abs().sum(dim=1) > 0
     assert has_gradient.tolist() == [False] * 4 + [True] * 8
+
+
+def test_the_most_used_are_memories_of_the_present_episode() -> None:
+    """However much attention those of the episode before have had."""
+    keep_two_of_four = COMPRESSIONS["most-used"](1, 2)
+    evicted = torch.tensor([[[0.0], [0.0], [3.0], [4.0]]])
+    valid = torch.tensor([[False, False, True, True]])
+    slots, source = keep_two_of_four(evicted, valid, usage=torch.tensor([[0.9, 0.8, 0.2, 0.1]]))
+    assert slots.flatten().tolist() == [3.0, 4.0]
+    assert source.tolist() == [[2, 3]]

@@ -311,6 +311,10 @@ def test_its_files_and_its_page(tmp_path: Path) -> None:
     page = write_scoreboard(tmp_path, board, "compressive compare --suite <memory>")
     assert "compare --suite &lt;memory&gt;" in page.read_text()
     assert 'data-label="gru" class="best">1.000 <small>' in page.read_text()
+    assert "1 task, 2 variants" in page.read_text()
+    assert "report.html" not in page.read_text(), "a suite that was stopped has none"
+    write_scoreboard(tmp_path, board, "compressive compare", report=True)
+    assert '<a href="report.html">' in page.read_text()
     plain = json.loads((tmp_path / "report" / "scoreboard.json").read_text())
     assert [(row["task"], row["variant"], row["return"], row["normalised"]) for row in plain] == [
         (SHORT, "gru", 1.0, None),

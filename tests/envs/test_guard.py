@@ -121,3 +121,12 @@ print("played")
             assert output.endswith("played\n")
         finally:
             process.kill()
+
+
+def test_a_handler_of_the_alarm_by_other_code_does_not_end_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As libraries set one for limits of their own."""
+    monkeypatch.setattr(guard, "_limit", 0.4)
+    with guard.calling("env", "while it was made"):
+        signal.signal(signal.SIGALRM, lambda *_: None)
+    with pytest.raises(envs.EnvironmentLost, match="env hangs in step"), guard.calling("env", "in step"):
+        time.sleep(5)

@@ -359,3 +359,18 @@ class Obeys(gymnasium.Env[Any, Any]):
 
     def step(self, action: int) -> Any:
         return np.zeros(1, np.float32), 0.0, True, False, {}
+
+
+@pytest.mark.parametrize("processes", [0, 2])
+def test_a_reset_of_all_is_no_end_of_an_episode(processes: int) -> None:
+    """The next step is a step, also where an episode was over."""
+    env = batch(Tally, 5, processes)
+    env.reset(seed=0)
+    over = np.zeros(5, bool)
+    while not over.any():
+        _, _, over, _, _ = env.step(np.ones(5, np.int64))
+    env.reset(seed=1)
+    _, rewards, _, _, infos = env.step(np.ones(5, np.int64))
+    assert rewards.tolist() == [1.0] * 5
+    assert infos["steps"].tolist() == [1] * 5
+    env.close()

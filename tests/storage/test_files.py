@@ -9,12 +9,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from storage import files
 from storage.files import (
     LEFT_SECONDS,
     abbreviate,
     measure_regular,
-    new_folder,
     read_regular,
     redact,
     replacing,
@@ -135,20 +133,3 @@ def test_an_error_names_the_file_that_was_to_be_written(tmp_path: Path) -> None:
         other.read_text()
     assert elsewhere.value.filename == str(other)
     assert list(tmp_path.iterdir()) == []
-
-
-def test_what_is_renamed_is_on_the_disk_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """First the content, then the new name: a power failure leaves the old file or the new one."""
-    path = tmp_path / "file"
-    flushed: list[tuple[str, bool]] = []
-    monkeypatch.setattr(files, "flush", lambda flushing: flushed.append((flushing.name[:4], path.exists())))
-    with replacing(path) as temporary:
-        temporary.write_text("new")
-    assert flushed == [("file", False), (tmp_path.name[:4], True)]
-
-    flushed.clear()
-    path.unlink()
-    with new_folder(path) as temporary:
-        (temporary / "part").write_text("new")
-    assert flushed[0] == ("file", False)
-    assert flushed[-1] == (tmp_path.name[:4], True)

@@ -21,6 +21,7 @@ from training.evaluation import (
     as_metrics,
     evaluate,
     load_trained_agent,
+    make_evaluator,
     play,
     play_script,
     record,
@@ -205,3 +206,27 @@ def test_a_value_for_all_tasks_is_recorded_in_each() -> None:
         agent.value.bias.fill_(7.0)
     (recording,) = record(config, agent, 1, env=second)
     assert set(recording.values.tolist()) == {7.0}
+
+
+def test_evaluations_of_other_seeds_and_films_have_other_episodes() -> None:
+    task = "diagnostic:recall,delay=3,symbols=16"
+    config = dataclasses.replace(CONFIG, env=task)
+    agent = make_agent(config)
+
+    def seen(run_seed: int = 0, seed: int = 0, film: bool = False) -> tuple[int, ...]:
+        """The first symbols of 32 episodes."""
+        of_run = dataclasses.replace(config, seed=run_seed)
+        actor = make_evaluator(of_run, agent, 32, seed, True, task, film)
+        return tuple(actor.env_output.observation.argmax(dim=1).tolist())
+
+    assert seen() == seen()
+    assert len({seen(), seen(run_seed=1), seen(seed=1), seen(film=True)}) == 4
+
+
+def test_random_numbers_as_actions_depend_on_the_seed_alone() -> None:
+    def rewards(seed: int) -> list[list[float]]:
+        actor = ScriptedActor(envs.make_vector("gym:Pendulum-v1", 3), "random", seed)
+        return [actor.step_envs(actor._choose())[1].tolist() for _ in range(3)]
+
+    assert rewards(0) == rewards(0)
+    assert rewards(0) != rewards(1)

@@ -234,3 +234,10 @@ def test_a_contact_sheet_has_groups_of_enlarged_images() -> None:
     np.testing.assert_array_equal(sheet[2:18:2, 22:38:2], images[1])
     np.testing.assert_array_equal(sheet[50:66:2, 2:18:2], images[0])
     assert (sheet[20:40, 20:] == 255).all(), "an empty cell"
+
+
+def test_similar_bytes_are_predicted_alike_at_first() -> None:
+    """The rows of the last layer are smooth, with the deviation of other layers."""
+    vectors = make("lstm").outputs.vectors[0].detach()
+    assert torch.nn.functional.cosine_similarity(vectors[:-1], vectors[1:]).min() > 0.9
+    assert vectors.std() == pytest.approx(vectors.shape[1] ** -0.5, rel=0.2)

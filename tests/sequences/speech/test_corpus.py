@@ -1,5 +1,6 @@
 """Corpora: what is in which split, that they are built once and whole, and what is wrong with files."""
 
+import hashlib
 import os
 import shutil
 from pathlib import Path
@@ -294,3 +295,10 @@ def test_the_synthetic_corpus_has_twelve_voices(tmp_path: Path) -> None:
     assert len(corpus.splits["train"].tokens) > 100 * 4000
     voices = [{name.split("-")[0] for name in corpus.splits[split].files} for split in SPLITS]
     assert sum(len(some) for some in voices) == len(set.union(*voices)) == 12
+
+
+def test_speakers_take_turns_in_training(folder: Path, tmp_path: Path) -> None:
+    """Files are in the order of the digests of their names, also where speakers are divided as a whole."""
+    files = prepare(config_of(folder, split_by="speaker"), tmp_path / "cache").splits["train"].files
+    assert files == sorted(files, key=lambda name: hashlib.sha256(name.encode()).hexdigest())
+    assert files != sorted(files)

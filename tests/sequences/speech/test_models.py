@@ -63,10 +63,13 @@ def test_the_paper_preset_is_section_5_6() -> None:
 
 def test_similar_levels_start_with_similar_vectors() -> None:
     torch.manual_seed(0)
-    vectors = make_model(TINY["lstm"]).embedding.vectors[0].detach()
+    """In the embedding, and in the layer that predicts levels."""
+    model = make_model(TINY["lstm"])
     similar = torch.nn.functional.cosine_similarity
-    assert similar(vectors[:-1], vectors[1:]).min() > 0.9
-    assert similar(vectors[:-64], vectors[64:]).abs().mean() < 0.7
+    for table in (model.embedding, model.outputs):
+        vectors = table.vectors[0].detach()
+        assert similar(vectors[:-1], vectors[1:]).min() > 0.9
+        assert similar(vectors[:-64], vectors[64:]).abs().mean() < 0.7
 
 
 @pytest.mark.parametrize("reset", [False, True])

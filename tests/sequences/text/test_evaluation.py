@@ -1,5 +1,6 @@
 """Measures against hand-computed examples, and analyses against sums over what they split up."""
 
+import dataclasses
 import math
 from typing import Any
 
@@ -242,3 +243,17 @@ def test_dynamic_evaluation_scores_before_it_learns() -> None:
     moving = evaluation.dynamic(make_model(), batches(), config, 3e-2)
     assert moving.count == still.count == 199
     assert moving.mean < 0.8 * still.mean
+
+
+@pytest.mark.parametrize(
+    "changes", [{"accumulation_steps": 2}, {"late_start": 0, "late_accumulation_steps": 2}, {"microbatches": 2}]
+)
+def test_dynamic_evaluation_learns_from_each_batch_alone(changes: Any) -> None:
+    """However the model was trained: with several batches an update it would learn from what it has not scored yet."""
+    config = SequenceLearnerConfig(batch_size=2, sequence_length=8, max_gradient_norm=None)
+    text = np.resize(np.array([1, 2, 3, 4], np.uint8), 200)
+
+    def measured(config: SequenceLearnerConfig) -> float:
+        return evaluation.dynamic(make_model(), one_pass(text, 2, 8), config, 3e-2).nll
+
+    assert measured(dataclasses.replace(config, **changes)) == pytest.approx(measured(config), rel=1e-4)
