@@ -70,10 +70,11 @@ def value_read(core: Core, model_size: int, steps: int) -> str:
     No graph can hold it, and an attempt to record it leaves torch's allocator damaged. Plays two segments of zeros.
     """
     parameter = next(core.parameters(), torch.zeros(()))
+    gpus = [parameter.device] if parameter.is_cuda else []
     inputs = torch.zeros(1, steps, model_size, device=parameter.device, requires_grad=True)
     reset = torch.zeros(1, steps, dtype=torch.bool, device=parameter.device)
     state = map_state(lambda leaf: leaf.to(parameter.device), core.initial_state(1))
-    with torch.enable_grad(), torch.random.fork_rng([]), _Reads() as reads:
+    with torch.enable_grad(), torch.random.fork_rng(gpus), _Reads() as reads:
         for _ in range(2):
             output = core(inputs, reset, state)
             state = map_state(Tensor.detach, output.state)
@@ -91,16 +92,19 @@ class _Reads(TorchDispatchMode):
         self.first = ""
 
     def __torch_dispatch__(self, operation: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
-        if not self.first and reads_values(operation, args):
+        if not self.first and value_dependence(operation, args):
             self.first = str(operation.overloadpacket)
         return operation(*args, **(kwargs or {}))
 
 
-def reads_values(operation: Any, args: tuple) -> bool:
-    """Whether an operation's result on the host, or its shape, depends on the values of tensors."""
+def value_dependence(operation: Any, args: tuple) -> str:
+    """How an operation's result on the host, or its shape, depends on the values of tensors; empty if it does not."""
     if torch.Tag.data_dependent_output in operation.tags:
-        return True
+        return "reads values"
     if str(operation.overloadpacket).startswith(("aten.index", "aten._index_put", "aten._unsafe_index")):
         indices = [leaf for leaf in tree_leaves(args[1]) if isinstance(leaf, Tensor)]
-        return any(index.dtype in (torch.bool, torch.uint8) for index in indices)
-    return torch.Tag.dynamic_output_shape in operation.tags
+        has_mask = any(index.dtype in (torch.bool, torch.uint8) for index in indices)
+        return "a boolean index, whose shape depends on values" if has_mask else ""
+    if torch.Tag.dynamic_output_shape in operation.tags:
+        return "its shape depends on values"
+    return ""

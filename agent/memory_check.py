@@ -18,7 +18,7 @@ Network = TypeVar("Network", bound=Any)  # a module with `initial_state`
 CGROUPS = Path("/sys/fs/cgroup")
 """Where Linux shows control groups."""
 PROCESS_GROUPS = Path("/proc/self/cgroup")
-"""Where it says of which groups this process is."""
+"""The list of the control groups of this process."""
 
 
 def machine_memory() -> int:
@@ -85,8 +85,8 @@ def _most_bytes(config: Any, rows: int) -> int:
     more than one for each layer beside the slots of `_num_slots`. Each number takes 16 bytes: its own four, and those
     of its gradient and its two moments.
     """
-    # Any number in the text of the configuration may be a size. A number that is not only raises the bound, and then
-    # the network is built on the meta device first.
+    # Any number in the text of the configuration may be a size. Other numbers can only raise the bound, so that the
+    # network is built on the meta device first.
     found = re.findall(r"\d+", str(config))
     largest_size = max([256, *map(int, found)])
     core = getattr(config, "core", config)

@@ -338,7 +338,7 @@ class CompareOptions(Checked):
     """Which command trains a run: launch (agents), or train of text, speech or images."""
     suite: Annotated[str | None, tyro.conf.arg(metavar="NAME")] = None
     """Train on every task of a suite, with the preset general unless another is named: memory, rewriting, horizon (the
-    diagnostic tasks), common, minigrid, popgym-easy or popgym (which need the extra envs, common other packages, too).
+    diagnostic tasks), minigrid, popgym-easy, popgym (which need the extra envs) or common (which needs more packages).
     See docs/leaderboard.md."""
     tasks: Annotated[Words, tyro.conf.arg(metavar="TASK [TASK ...]")] = ()
     """Only these tasks of the suite, by their names, as recall,delay=50, or environments; a wrong name lists them."""

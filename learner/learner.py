@@ -77,12 +77,12 @@ class Learner(ImpalaLearner):
         self._unread: list[Unread] = []
 
         # How updates are recorded, if they are, and the recorded one.
-        if capture is None:
-            capture = graphs_of(agent, self.device)
         # Equal instructions are encoded once, and how many differ is only known on the host.
         has_instructions = getattr(agent, "instruction", None) is not None
         can_be_recorded = self._optimization.unread and self._comm.size == 1 and not has_instructions
-        self._capture = capture if config.cuda_graph and can_be_recorded else None
+        self._capture: Capture | None = None
+        if config.cuda_graph and can_be_recorded:
+            self._capture = capture or graphs_of(agent, self.device)
         self._graph: UpdateGraph | None = None
         # Before one is recorded: how many batches in a row had this form, and were not replayed.
         self._queued_form: Any = None

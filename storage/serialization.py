@@ -19,7 +19,7 @@ from torch import Tensor
 from agent.core.state import leaves
 from agent.memory_check import machine_memory
 from agent.trajectory import Trajectory
-from storage.files import JSON_BYTES, Json, Schema, abbreviate, require_schema
+from storage.files import JSON_BYTES, Json, Schema, abbreviate, replacing, require_schema
 from storage.stores import MANIFEST
 
 Parts = dict[str, dict[str, Tensor]]
@@ -296,4 +296,5 @@ def write_trajectory(trajectory: Trajectory, path: Path) -> None:
             continue
         for index, leaf in enumerate(leaves(value)):
             tensors[f"{name}/{index}"] = leaf.contiguous()
-    path.write_bytes(format_safetensors(tensors))
+    with replacing(path) as temporary:
+        temporary.write_bytes(format_safetensors(tensors))

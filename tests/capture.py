@@ -11,6 +11,8 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_leaves
 
+from agent.cuda_graphs import value_dependence
+
 ROOT = Path(__file__).parent.parent
 READS, COPIES = {"tolist", "numpy", "cpu", "__array__", "__dlpack__"}, {"as_tensor", "asarray"}
 
@@ -65,13 +67,9 @@ class _HostAccess(TorchFunctionMode):
 
 def _reason(operation: Any, args: tuple, kwargs: dict) -> str:
     name = str(operation.overloadpacket)
-    if torch.Tag.data_dependent_output in operation.tags:
-        return "reads values"
-    if name.startswith(("aten.index", "aten._index_put", "aten._unsafe_index")):
-        boolean = any(index.dtype in (torch.bool, torch.uint8) for index in _tensors(args[1]))
-        return "a boolean index, whose shape depends on values" if boolean else ""
-    if torch.Tag.dynamic_output_shape in operation.tags:
-        return "its shape depends on values"
+    dependence = value_dependence(operation, args)
+    if dependence:
+        return dependence
     if name == "aten.lift_fresh":
         return "values of the host"
     if name in ("aten._to_copy", "aten.copy_"):

@@ -250,7 +250,7 @@ def test_an_actor_on_a_gpu_hands_out_what_one_on_the_cpu_does(env: str, shape: A
 
 
 def test_actors_need_nothing_of_the_network_to_choose_actions() -> None:
-    """Its tensors may be on a GPU, and the actions are chosen on the CPU. A bound is where they are cut."""
+    """Its tensors may be on a GPU, and actions are chosen and brought within their bounds on the CPU."""
     agent = Agent(AgentConfig(torso="small", torso_size=16, core=LSTMConfig(16)), (3,), ONE_NUMBER)
     actor = Actor(make_vector("gym:Pendulum-v1", 2), agent, 0, 0)
     (block,) = agent.distribution.blocks

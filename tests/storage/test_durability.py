@@ -101,7 +101,7 @@ def test_a_file_server_that_does_not_answer_for_a_moment_is_no_loss(
 
 
 class Listing(MemoryFileSystem):
-    """Remembers its listings until it is told to forget them, as s3fs does."""
+    """Caches its listings until `invalidate_cache` is called, as s3fs does."""
 
     protocol = "listing"
     store: dict[str, Any] = {}  # noqa: RUF012 (as in the class of fsspec)
