@@ -576,6 +576,8 @@ def test_a_suite_is_trained_and_shown(tmp_path: Path) -> None:
     assert "for 2 runs of" in ended.stdout
     assert "scoreboard.html" in ended.stdout
     assert f"--beside {beside}\n" in ended.stdout, "the command that resumes"
+    assert '<a href="report.html">' in (folder / "scoreboard.html").read_text()
+    assert (folder / "report.html").exists()
     rows = json.loads((folder / "report" / "scoreboard.json").read_text())
     own = {(row["task"], row["finished"]) for row in rows if row["variant"] != "theirs"}
     assert own == {(task.eval_env, 1) for task in SUITES["horizon"]}
