@@ -149,12 +149,12 @@ def test_states_with_a_cache_may_be_continued_more_than_once(build: Callable[...
         branch = steps(first, others, 1, 3)
         assert branch.segment[0] is not first.segment[0]
         part = index_state(second, slice(0, 2))
+        part = core(others[:2, 2:3], reset[:2, 2:3], part).state  # before all of the rows
 
         # Both are continued in turn, across the end of the segment.
         for t in range(2, 6):
             second = steps(second, inputs, t, t + 1)
             branch = steps(branch, others, t + 1, t + 2)
-        part = core(others[:2, 2:3], reset[:2, 2:3], part).state
         check(first, (inputs, 0, 1))
         check(second, (inputs, 0, 6))
         check(branch, (inputs, 0, 1), (others, 1, 7))

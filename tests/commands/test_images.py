@@ -1,17 +1,20 @@
 """`compressive images`: from files to a sheet of samples, and bad input. Interruptions: test_resume.py."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from commands import main
 from sequences.images.config import ImagesConfig
 from sequences.images.modality import Images
+from sequences.sampling import sample
 from storage.metrics import read_metrics
 from storage.run import Run
 from tests.commands.cli import TINY_IMAGES, Commands, write_corpus
@@ -67,6 +70,22 @@ def test_evaluate_and_sample(trained: Path, fresh: Callable[[], Path], cli: Comm
         sampled = image_at(78, left)
         np.testing.assert_array_equal(sampled[:given], real[number][:given])
         assert (sampled[given:] != real[number][given:]).any()
+
+
+def test_samples_are_drawn_as_asked(
+    fresh: Callable[[], Path], tmp_path: Path, cli: Commands, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[tuple[Any, ...]] = []
+
+    def draw(model: Any, prompts: torch.Tensor, length: int, *how: Any, **named: Any) -> Iterator[torch.Tensor]:
+        asked.append((tuple(prompts.shape), length, *how, named))
+        return sample(model, prompts, length, *how, **named)
+
+    monkeypatch.setattr("sequences.images.modality.sample", draw)
+    words = ["--split=train", "--images=2", "--rows=7", "--temperature=0.5", "--seed=3", "--out", tmp_path / "out"]
+    cli.run("images", "sample", fresh(), *words)
+    start, row = 1, 8 * 3
+    assert asked == [((2, start + 7 * row), row, 0.5, {"seed": 3})]
 
 
 def test_bad_input_is_refused_in_one_line(

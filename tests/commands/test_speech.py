@@ -5,16 +5,20 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from commands import main
+from sequences.sampling import sample
 from sequences.speech import audio, baselines, synthetic
 from sequences.speech.config import SpeechConfig
+from sequences.speech.corpus import excerpt
 from sequences.speech.modality import Speech
 from storage.metrics import read_metrics
 from storage.run import Run
@@ -87,6 +91,24 @@ def test_evaluate_and_sample(trained: Path, fresh: Callable[[], Path], cli: Comm
     cli.run("speech", "sample", run, "--seconds=0.02", "--prompt-seconds=0.03", "--clips=2", "--out", run / "more")
     expected = {"real-0.wav", "real-1.wav", "sample-0.wav", "sample-1.wav", "spectrograms.png"}
     assert {path.name for path in (run / "more").iterdir()} == expected
+
+
+def test_samples_are_drawn_as_asked(
+    fresh: Callable[[], Path], tmp_path: Path, cli: Commands, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[tuple[Any, ...]] = []
+
+    def draw(model: Any, prompts: torch.Tensor, length: int, *how: Any, **named: Any) -> Iterator[torch.Tensor]:
+        asked.append((prompts.tolist(), length, *how, named))
+        return sample(model, prompts, length, *how, **named)
+
+    run = fresh()
+    monkeypatch.setattr("sequences.speech.modality.sample", draw)
+    words = ["--seconds=0.02", "--prompt-seconds=0.03", "--clips=2", "--out", tmp_path / "out"]
+    cli.run("speech", "sample", run, *words, "--split=train", "--temperature=0.5", "--seed=3")
+    split = Speech.prepare(config_of(run)).splits["train"]
+    prompts = [excerpt(split, RATE // 20, number)[: 3 * RATE // 100].tolist() for number in range(2)]
+    assert asked == [(prompts, RATE // 50, 0.5, {"seed": 3})]
 
 
 def test_samples_do_not_need_a_run_that_can_be_written_to(

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from rich.console import Console
 
 import envs
@@ -343,8 +344,10 @@ def test_settings_are_those_of_the_training_on_any_machine() -> None:
     config = make_preset("general", "gru")
     settings, of_task = settings_of(config)
     assert settings["learner.discount"] == config.learner.discount
-    learner = dataclasses.replace(config.learner, precision="float32")
-    assert settings_of(dataclasses.replace(config, env=LONG, seed=4, learner=learner)) == (settings, of_task)
+    learner = dataclasses.replace(config.learner, precision="float32", device="cpu")
+    actors = dataclasses.replace(config.actors, precision="bfloat16")
+    elsewhere = dataclasses.replace(config, env=LONG, seed=4, learner=learner, actors=actors)
+    assert settings_of(elsewhere) == (settings, of_task)
     changed = dataclasses.replace(config, learner=dataclasses.replace(config.learner, discount=0.9))
     assert settings_of(changed) == (settings | {"learner.discount": 0.9}, of_task)
     assert settings_of(make_preset("general", "lstm")) == (settings | {"agent.core.name": "lstm"}, of_task)
@@ -559,6 +562,16 @@ def test_the_table_of_a_sweep_has_the_scores_of_files(tmp_path: Path) -> None:
 @pytest.mark.parametrize("env", [SHORT, "rooms:small", "gym:tests.envs.odd:Many-v0"])
 def test_acting_is_measured_for_any_observation(env: str) -> None:
     assert acting_speed(parse_train("launch", ["--preset", "general", "--env", env]).config) > 100
+
+
+def test_acting_is_measured_on_one_core_and_the_others_are_given_back() -> None:
+    before = torch.get_num_threads()
+    torch.set_num_threads(before + 1)
+    try:
+        acting_speed(make_preset("general", "gru"))
+        assert torch.get_num_threads() == before + 1
+    finally:
+        torch.set_num_threads(before)
 
 
 @pytest.mark.ray

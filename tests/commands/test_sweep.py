@@ -118,7 +118,7 @@ def test_a_killed_sweep_is_resumed_and_a_failing_trial_fails_alone(tmp_path: Pat
     assert {"evaluation/return", "evaluation/oracle_normalised"} <= scalars(folder / good)
 
 
-def test_a_killed_trial_is_resumed_and_a_signal_to_the_group_stops_all(tmp_path: Path) -> None:
+def test_killed_trials_are_resumed_and_a_signal_to_the_group_stops_all(tmp_path: Path) -> None:
     """As `timeout` sends it. Ctrl-C is such a signal, too."""
     folder = tmp_path / "sweep"
     mark = uuid.uuid4().hex
@@ -142,6 +142,18 @@ def test_a_killed_trial_is_resumed_and_a_signal_to_the_group_stops_all(tmp_path:
         first, second = launches(trial)
         assert first == 0
         assert step <= second <= last_step(trial), "it went on from its last checkpoint"
+    wait_until(lambda: not marked(mark))
+
+    # A sweep that was stopped is resumed as well, and its old errors are gone.
+    stopped = [last_step(trial) for trial in trials]
+    for trial in trials:
+        (trial / "error.txt").write_text("of an earlier attempt")
+    process = begin(["compare", "--resume", folder], tmp_path / "again", mark)
+    wait_until(lambda: all(len(launches(trial)) == 3 for trial in trials) or process.poll() is not None)
+    os.killpg(process.pid, signal.SIGTERM)
+    assert process.wait(PATIENCE) == 128 + signal.SIGTERM
+    assert [launches(trial)[2] for trial in trials] == stopped
+    assert not any((trial / "error.txt").exists() for trial in trials)
     wait_until(lambda: not marked(mark))
 
 

@@ -209,6 +209,13 @@ def test_sampling_resets_memory_as_training_did(
     assert asked == [resets]
 
 
+def test_samples_are_drawn_as_asked(trained: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[Any, ...]] = []
+    monkeypatch.setattr(sequence, "sample", lambda *words, document: asked.append(words[2:]) or [])
+    main(["text", "sample", str(trained), "--length=7", "--temperature=0.5", "--top-p=0.9", "--seed=3"])
+    assert asked == [(7, 0.5, 0.9, 3)]
+
+
 @pytest.mark.parametrize("core", ["local", "lstm"])
 def test_baselines_by_one_flag(core: str, corpus: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"

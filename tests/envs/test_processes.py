@@ -92,6 +92,14 @@ def test_it_is_the_batch_in_one_process() -> None:
     env.close()
 
 
+def test_more_processes_than_environments_are_as_many_as_these() -> None:
+    env = batch(Tally, 3, processes=8)
+    assert isinstance(env, ProcessVectorEnv)
+    assert len(env.processes) == 3
+    assert env.reset(seed=0)[0].shape[0] == 3
+    env.close()
+
+
 class Simulated(Tally):
     """Runs a program in another process at every reset, as simulators do."""
 

@@ -113,6 +113,21 @@ def test_updates_become_rarer() -> None:
     assert learner.tokens == 12 * 4 * 8
 
 
+def test_the_optimizer_is_adam_as_it_is_configured() -> None:
+    """Of other decays, and another epsilon, each: two updates end at weights of their own."""
+
+    def trained(**changes: float) -> torch.Tensor:
+        learner = make_learner(**changes)
+        learner.update()
+        learner.update()
+        return weights(learner.model)
+
+    usual = trained()
+    assert torch.equal(trained(adam_beta1=0.9, adam_beta2=0.999, adam_epsilon=1e-8), usual)
+    for name, value in {"adam_beta1": 0.5, "adam_beta2": 0.9, "adam_epsilon": 1e-3}.items():
+        assert not torch.allclose(trained(**{name: value}), usual), name
+
+
 def test_an_update_of_several_steps_is_the_mean_of_their_gradients() -> None:
     """The literal algorithm: gradients of each step's loss at equal weights, averaged and clipped, and Adam."""
     learner = make_learner(accumulation_steps=3)

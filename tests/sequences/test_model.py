@@ -9,6 +9,8 @@ from torch.nn import functional as F
 
 from agent.core import CompressiveTransformer, LSTMConfig, make_core
 from sequences.model import IGNORE, SequenceModel
+from sequences.text.config import TextModelConfig
+from sequences.text.modality import make_model
 from tests.agent.tiny import SIZE, assert_same, config_of, normal, sum_losses
 
 VOCABULARY = 11
@@ -162,6 +164,15 @@ def test_impossible_models_and_calls_are_refused() -> None:
         model(tokens.float(), no_resets(tokens), model.initial_state(1))
     with pytest.raises(ValueError, match=r"targets: expected int64 \[1, 4\], got torch.int64 \[1, 3\]"):
         model(tokens, no_resets(tokens), model.initial_state(1), tokens[:, :3])
+
+
+def test_a_text_model_is_made_as_configured() -> None:
+    config = TextModelConfig(LSTMConfig(SIZE), cutoffs=(5, 9), divisor=2, tied=False, dropout=0.25)
+    model = make_model(config, 12)
+    expected = SequenceModel(make_core(config.core), 12, (5, 9), divisor=2, tied=False)
+    shapes = [parameter.shape for parameter in model.parameters()]
+    assert shapes == [parameter.shape for parameter in expected.parameters()]
+    assert model.dropout == 0.25
 
 
 def test_dropout_is_that_of_embeddings_and_features() -> None:

@@ -44,11 +44,15 @@ class Sound(Speech):
         self.splits = dict.fromkeys(("train", "validation", "test"), one_file)
 
 
-def make_trainer(run: Path, core: Any = TINY["compressive"], **changes: Any) -> SequenceTrainer:
-    """A trainer in the folder `run`, with other options of its learner."""
+def make_trainer(
+    run: Path, core: Any = TINY["compressive"], log_every: int = 1, evaluate_every: int | None = 5, **changes: Any
+) -> SequenceTrainer:
+    """A trainer in the folder `run`; `changes` are other options of its learner."""
     run.mkdir(exist_ok=True)
     learner = dataclasses.replace(LEARNER, **changes)
-    config = SpeechConfig(model=core, learner=learner, log_every=1, evaluate_every=5, keep_checkpoints=1)
+    config = SpeechConfig(
+        model=core, learner=learner, log_every=log_every, evaluate_every=evaluate_every, keep_checkpoints=1
+    )
     return SequenceTrainer(Sound(config, run), Run(run))
 
 
@@ -72,6 +76,14 @@ def timeless(folder: Path) -> list[dict[str, float]]:
     """The rows of metrics without measured times, which differ between equal runs."""
     rows = read_metrics(folder)
     return [{name: row[name] for name in row if name not in ("time", "speed/tokens_per_second")} for row in rows]
+
+
+def test_rows_of_metrics_are_as_rare_as_asked(tmp_path: Path) -> None:
+    """And of each validation, and of the last update."""
+    go(tmp_path / "a", TINY["lstm"], log_every=5, evaluate_every=None)
+    go(tmp_path / "b", TINY["lstm"], log_every=5, evaluate_every=4)
+    assert [row["step"] for row in read_metrics(tmp_path / "a")] == [5, 10, 12]
+    assert [row["step"] for row in read_metrics(tmp_path / "b")] == [4, 5, 8, 10, 12]
 
 
 @pytest.mark.parametrize("length", [8, 16])

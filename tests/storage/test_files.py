@@ -2,7 +2,9 @@
 
 import errno
 import os
+import shutil
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,6 +14,7 @@ import pytest
 from storage.files import (
     LEFT_SECONDS,
     abbreviate,
+    build_once,
     measure_regular,
     read_regular,
     redact,
@@ -116,6 +119,29 @@ def test_what_a_killed_process_left_is_removed_when_it_is_old(tmp_path: Path) ->
         temporary.write_text("new")
     assert not left[0].exists()
     assert left[1].exists(), "another process may be writing it"
+
+
+def test_a_folder_that_another_process_made_meanwhile_is_taken(tmp_path: Path) -> None:
+    """Whether this process fails at that, or has made it as well. Without one there, its error is raised."""
+    target = tmp_path / "corpus"
+
+    def fail(folder: Path) -> None:
+        raise ValueError("no text")
+
+    def build(folder: Path, then: Callable[[Path], None]) -> None:
+        target.mkdir()
+        (target / "tokens").write_text("theirs")
+        (folder / "tokens").write_text("ours")
+        then(folder)
+
+    with pytest.raises(ValueError, match="no text"):
+        build_once(target, fail)
+    assert not target.exists()
+    for then in (fail, lambda folder: None):
+        build_once(target, lambda folder, then=then: build(folder, then))
+        assert [path.name for path in tmp_path.iterdir()] == ["corpus"]
+        assert (target / "tokens").read_text() == "theirs"
+        shutil.rmtree(target)
 
 
 def test_an_error_names_the_file_that_was_to_be_written(tmp_path: Path) -> None:

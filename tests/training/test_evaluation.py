@@ -81,6 +81,24 @@ def test_long_episodes_count_as_often_as_short_ones() -> None:
     assert (counted[0], counted[-1]) == (0, 8), "also before the first episode ends"
 
 
+class ShortOrEndless(Counting):
+    """Row 0 plays two episodes of 2 steps and then one without an end, row 1 episodes of 20 steps."""
+
+    def act(self, actions: np.ndarray) -> tuple[Any, ...]:
+        self.count += 1
+        is_short = self.count[0] == 2 and self.episode[0] < 2
+        over = np.array([is_short, self.count[1] == 20])
+        return self.count.astype(float), over, np.zeros_like(over)
+
+
+def test_only_episodes_that_count_may_be_too_long() -> None:
+    """Row 0 has played its share of three when its endless episode begins, but not its share of five."""
+    episodes = play_episodes(ScriptedActor(ShortOrEndless(2), "random", seed=0), 3, max_steps=21)
+    assert sorted(episode.steps for episode in episodes) == [2, 2, 20, 20]
+    with pytest.raises(envs.EnvironmentFailed, match="expected episodes of at most 21 steps"):
+        play_episodes(ScriptedActor(ShortOrEndless(2), "random", seed=0), 5, max_steps=21)
+
+
 def test_the_capped_mean_caps_each_task() -> None:
     env = "dmlab:rooms_watermaze,dmlab:lasertag_one_opponent_small,dmlab:lt_chasm"
     watermaze, lasertag, chasm = envs.tasks(env)
@@ -221,6 +239,29 @@ def test_evaluations_of_other_seeds_and_films_have_other_episodes() -> None:
 
     assert seen() == seen()
     assert len({seen(), seen(run_seed=1), seen(seed=1), seen(film=True)}) == 4
+
+
+def test_episodes_are_those_of_the_seed_that_is_asked_for() -> None:
+    config = dataclasses.replace(CONFIG, env="diagnostic:recall,delay=3,symbols=16")
+    agent = make_agent(config)
+
+    def scores(seed: int) -> list[float]:
+        return [episode.score for episode in play(config, agent, 64, seed)]
+
+    assert scores(1) == scores(1)
+    assert len({tuple(scores(seed)) for seed in range(3)}) > 1
+
+
+def test_evaluations_and_films_have_the_limits_and_the_precision_of_the_run() -> None:
+    actors = dataclasses.replace(CONFIG.actors, max_episode_steps=3, precision="bfloat16")
+    config = dataclasses.replace(CONFIG, env="diagnostic:recall,delay=5", actors=actors)
+    agent = make_agent(config)
+    for plays in (play, record):
+        with pytest.raises(envs.EnvironmentFailed, match="expected episodes of at most 3 steps"):
+            plays(config, agent, 1)
+    for precision in ("bfloat16", "float32"):
+        as_trained = dataclasses.replace(config, actors=dataclasses.replace(actors, precision=precision))
+        assert make_evaluator(as_trained, agent, 1, 0, True, config.env, film=False).precision == precision
 
 
 def test_random_numbers_as_actions_depend_on_the_seed_alone() -> None:

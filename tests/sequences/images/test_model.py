@@ -1,5 +1,6 @@
 """The model of images knows the place of each byte, streams exactly, and is measured in bits a dimension."""
 
+import dataclasses
 import io
 import math
 from pathlib import Path
@@ -178,6 +179,19 @@ def test_measures_are_those_of_single_images(tmp_path: Path, monkeypatch: pytest
     (some,) = data.evaluate(model, ImagesEvaluation(images=1, split="train", memory_size=0))
     assert some["images"] == 1
     assert some["memory_size"] == 0
+
+
+def test_measures_are_made_in_the_precision_of_the_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    data = images_of(folder(tmp_path / "pictures", 20))
+    model = data.make_model().eval()
+    bits = {}
+    for precision in ("float32", "bfloat16"):
+        learner = dataclasses.replace(data.config.learner, precision=precision)
+        data.config = dataclasses.replace(data.config, learner=learner)
+        bits[precision] = data.measure(model, data.splits["test"])["bits_per_dim"]
+    assert bits["bfloat16"] == pytest.approx(bits["float32"], rel=0.01)
+    assert bits["bfloat16"] != bits["float32"]
 
 
 @pytest.mark.parametrize("images", [None, 8, 9])

@@ -114,6 +114,24 @@ def test_no_file_and_no_speaker_is_on_both_sides(folder: Path, tmp_path: Path, s
         assert len(corpus.splits[split].tokens) >= 0.15 * 24 * 1150
 
 
+def test_each_split_has_its_own_share(folder: Path, tmp_path: Path) -> None:
+    corpus = prepare(config_of(folder, validation_share=0.4, test_share=0.1), tmp_path / "cache")
+    total = sum(len(split.tokens) for split in corpus.splits.values())
+    one_file = 1300 / total
+    for split, share in (("validation", 0.4), ("test", 0.1)):
+        assert share <= len(corpus.splits[split].tokens) / total < share + one_file
+
+
+def test_a_speaker_may_stand_anywhere_in_a_name(folder: Path, tmp_path: Path) -> None:
+    """As in take_s5.wav: the first match of the pattern, behind other letters."""
+    for path in folder.glob("*/*"):
+        path.rename(path.with_name(f"take_{path.name}"))
+    config = config_of(folder, split_by="speaker", speaker_pattern=r"s\d")
+    by_split = [split.files for split in prepare(config, tmp_path / "cache").splits.values()]
+    speakers = [{name.split("/")[0] for name in files} for files in by_split]
+    assert sum(len(some) for some in speakers) == 6, "none is in two splits"
+
+
 def test_equal_files_count_once(folder: Path, tmp_path: Path) -> None:
     for speaker in range(6):
         path = folder / f"s{speaker}" / f"s{speaker}-0.WAV"

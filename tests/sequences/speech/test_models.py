@@ -1,5 +1,6 @@
 """The four models: sizes that match, what is measured, and samples to listen to."""
 
+import dataclasses
 from typing import Any
 
 import numpy as np
@@ -62,8 +63,8 @@ def test_the_paper_preset_is_section_5_6() -> None:
 
 
 def test_similar_levels_start_with_similar_vectors() -> None:
-    torch.manual_seed(0)
     """In the embedding, and in the layer that predicts levels."""
+    torch.manual_seed(0)
     model = make_model(TINY["lstm"])
     similar = torch.nn.functional.cosine_similarity
     for table in (model.embedding, model.outputs):
@@ -97,6 +98,18 @@ def test_a_split_is_measured_whole_and_in_its_order(reset: bool) -> None:
     found = long.measure(model, long.splits["test"])
     mean = (2999 * found["files"]["a"] + 3000 * found["files"]["b"]) / 5999
     assert found["nats"] == pytest.approx(mean)
+
+
+def test_a_split_is_measured_in_the_precision_of_the_training() -> None:
+    def nats(precision: str) -> float:
+        config = config_of("lstm")
+        learner = dataclasses.replace(config.learner, precision=precision)
+        data = Hum(dataclasses.replace(config, learner=learner), HUM[:100])
+        torch.manual_seed(0)
+        return data.measure(data.make_model().eval(), data.splits["test"])["nats"]
+
+    assert nats("bfloat16") == pytest.approx(nats("float32"), rel=0.01)
+    assert nats("bfloat16") != nats("float32")
 
 
 def test_a_part_of_a_split_is_spread_over_it() -> None:
