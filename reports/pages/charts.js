@@ -223,7 +223,7 @@ function extent(series, atLeast) {
 // single value is a dot, and the chart says so; it also says if there is none.
 // options: lines ([{name, value, colour}], drawn across; one with a colour is solid), height, domain ([from, to] of x),
 // include ([low, high] that y shows at least), bands ([{from, to, label, plain}], of which plain ones are not shaded),
-// inset (pixels left and right of the plot; labels are then drawn inside it), xLabel, label (for screen readers), legend
+// inset ({left, right}: pixels beside the plot, which then has no axis of x), xLabel, label (for screen readers), legend
 // (element for names and values: where the pointer is, or the arrow keys have moved it, or the last ones, if not unread),
 // pick (called with x where the chart is clicked or dragged on).
 class LineChart {
@@ -275,7 +275,7 @@ class LineChart {
     const inset = options.inset;
     const box = inset === undefined
       ? { left: 52, right: width - 8, top: 10, bottom: height - 26 }
-      : { left: inset, right: width - inset, top: 6, bottom: height - 6 };
+      : { left: inset.left, right: width - inset.right, top: 6, bottom: height - 6 };
     const all = series.flatMap((line) => [line.x[0], line.x[line.x.length - 1]]);
     const [from, to] = options.domain || [Math.min(...all), Math.max(...all)];
     const lines = options.lines || [];
@@ -298,9 +298,7 @@ class LineChart {
     for (const tick of ticks(low, high, height > 120 ? 4 : height > 60 ? 3 : 2)) {
       const y = this.y(tick);
       this.svg.append(shape("line", { x1: box.left, x2: box.right, y1: y, y2: y, stroke: "var(--grid)" }));
-      if (inset === undefined) {
-        this.svg.append(shape("text", { x: box.left - 8, y: y + 4, "text-anchor": "end" }, readable(tick)));
-      }
+      this.svg.append(shape("text", { x: box.left - 8, y: y + 4, "text-anchor": "end" }, readable(tick)));
     }
     for (const { value, colour } of lines) {
       const y = this.y(value);
@@ -327,14 +325,6 @@ class LineChart {
         const text = index < last ? readable(tick) : `${readable(tick)} ${options.xLabel || ""}`;
         if (index === last || x < right - wide - 24) this.svg.append(shape("text", { x, y: height - 6, "text-anchor": index < last ? "middle" : "end" }, text));
       });
-    } else {
-      const placed = [];
-      for (const tick of ticks(low, high, height > 120 ? 4 : height > 60 ? 3 : 2)) {
-        const y = this.y(tick) < box.top + 14 ? this.y(tick) + 13 : this.y(tick) - 3;
-        if (placed.some((other) => Math.abs(other - y) < 13)) continue;
-        placed.push(y);
-        this.svg.append(shape("text", { x: box.left + 4, y, class: "within" }, readable(tick)));
-      }
     }
     this.hair = shape("line", { y1: box.top, y2: box.bottom, stroke: "var(--ink)", "stroke-width": 1.5 });
     this.svg.append(this.hair);

@@ -59,7 +59,7 @@ async function choose(index, at = 0) {
   get("slider").max = episode.values.length - 1;
   const steps = episode.values.map((_, at) => at);
   for (const name of ["values", "rewards"]) get(name).replaceChildren();
-  const shared = { inset: INSET, domain: [0, steps.length - 1], bands: visits().map(([from, to]) => ({ from, to })), pick: (x) => go(Math.round(x)) };
+  const shared = { inset: { left: AXIS, right: INSET }, domain: [0, steps.length - 1], bands: visits().map(([from, to]) => ({ from, to })), pick: (x) => go(Math.round(x)) };
   charts = [
     new LineChart(get("values"), [{ name: "value", colour: "var(--s0)", x: steps, y: episode.values }], { ...shared, height: 96, label: "value at each step", include: [0, 0] }),
     new LineChart(get("rewards"), [{ name: "reward", colour: "var(--s6)", x: steps, y: episode.rewards, stems: true }], { ...shared, height: 92, label: "reward after each step", include: [0, 0] }),
@@ -81,7 +81,10 @@ function visits(of = episode) {
   return found;
 }
 
-const across = (width, at) => INSET + ((width - 2 * INSET) * at) / Math.max(1, episode.values.length - 1);
+// Where a step is in something of this width, which begins at `left`; and the step that is at a place.
+const lastStep = () => Math.max(1, episode.values.length - 1);
+const across = (width, at, left = INSET) => left + ((width - left - INSET) * at) / lastStep();
+const stepAt = (pixel, width, left = INSET) => Math.round(((pixel - left) / (width - left - INSET)) * lastStep());
 const rewarded = () => episode.rewards.flatMap((reward, at) => (reward ? [at] : []));
 
 function mark() {
@@ -369,11 +372,11 @@ function start() {
   for (const [name, act] of [["back", () => go(step - 1)], ["forth", () => go(step + 1)], ["former", formerReward], ["next", nextReward], ["mistake", nextMistake]]) {
     get(name).addEventListener("click", () => { stop(); act(); });
   }
-  const at = (event, box) => Math.round(((event.clientX - box.left - INSET) / (box.width - 2 * INSET)) * (episode.values.length - 1));
-  for (const name of ["ribbon", "marks"]) {
+  for (const [name, left] of [["ribbon", AXIS], ["marks", INSET]]) {
     get(name)?.addEventListener("click", (event) => {
       stop();
-      go(Number(event.target.dataset.step ?? at(event, get(name).getBoundingClientRect())));
+      const box = get(name).getBoundingClientRect();
+      go(Number(event.target.dataset.step ?? stepAt(event.clientX - box.left, box.width, left)));
     });
   }
   const again = () => { if (episode) { go(step, false); mark(); } };

@@ -11,6 +11,7 @@ const MEAN = "mean";
 const SHOWN = 12;  // pictures of slots
 const LARGEST = 104, WIDEST = 208, SMALLEST = 22;  // of a picture: height and width of the largest, height of the smallest
 const INSET = 8;  // pixels on both sides of what has the steps of the episode as its width
+const AXIS = 48;  // the same left of the charts, where their labels stand, and of the ribbon above them
 const DECIDED = Math.log(10), SPOKE = Math.log(2), FELT = 0.05;  // changes of log-odds
 const ALONE = 0.8;  // share of the effect of a stretch
 
@@ -98,13 +99,19 @@ const capital = (text) => text[0].toUpperCase() + text.slice(1);
 
 // What memory did for the action of a step, in a sentence.
 function whatDecided(of, at) {
-  const because = causeOf(of, at);
+  let because = causeOf(of, at);
   if (!because) return "There is nothing to remember yet.";
-  const { fall } = because;
-  if (fall < FELT) return "Memory made no difference to this action: its odds stay the same whichever steps are left out, up to eight at a time.";
-  if (fall < SPOKE) return `Memory made little difference to this action: without ${stepsOf(because)}, which matter${because.first === because.last ? "s" : ""} most, its odds would be ${oddsWithout(fall)}.`;
-  const verb = fall < DECIDED ? "spoke for" : "decided";
-  return `${capital(stepsOf(because))} ${verb} this action: without ${because.first === because.last ? "it" : "them"} in memory its odds would be ${oddsWithout(fall)}.`;
+
+  // Where little speaks for the action, a slot may speak against it more.
+  const [against] = causes(at, of).sort((a, b) => a.fall - b.fall);
+  if (because.fall < SPOKE && against && -against.fall > because.fall) because = against;
+
+  const { fall } = because, size = Math.abs(fall), isOne = because.first === because.last;
+  if (size < FELT) return "Memory made no difference to this action: its odds would not be lower whichever steps are left out, up to eight at a time.";
+  if (size < SPOKE) return `Memory made little difference to this action: without ${stepsOf(because)}, which matter${isOne ? "s" : ""} most, its odds would be ${oddsWithout(fall)}.`;
+  let verb = "spoke against";
+  if (fall > 0) verb = fall < DECIDED ? "spoke for" : "decided";
+  return `${capital(stepsOf(because))} ${verb} this action: without ${isOne ? "it" : "them"} in memory its odds would be ${oddsWithout(fall)}.`;
 }
 
 // How much attention goes to the latest stay in the room where what must be remembered is shown, in a sentence.
@@ -157,31 +164,32 @@ function byStep(slots) {
 // The memory of the present step over the episode, as bars.
 function ribbon(steps, decided) {
   const [context, width, height] = prepared(get("ribbon"), 60);
-  const bar = Math.max(1.5, (width - 2 * INSET) / steps.length - 1);
+  const place = (at) => across(width, at, AXIS);
+  const bar = Math.max(1.5, (width - AXIS - INSET) / steps.length - 1);
   const zero = decided ? Math.round(height * 0.7) : height - 1, room = zero - 8;
   const scaled = decided ? (size) => size : Math.sqrt;
   const most = Math.max(decided ? SPOKE : 0, scaled(Math.max(...steps.map(({ size }) => size))), 1e-9);
   context.fillStyle = colour("band");
-  for (const [first, last] of visits()) context.fillRect(across(width, first), 0, across(width, last) - across(width, first), height);
+  for (const [first, last] of visits()) context.fillRect(place(first), 0, place(last) - place(first), height);
   steps.forEach(({ size, kind, against }, at) => {
     if (!size || (decided && size < FELT)) return;
     const tall = Math.max(1.5, (room * scaled(size)) / most);
     const shown = against ? Math.min(tall, height - zero) : tall;
     context.fillStyle = colour(kind);
     context.globalAlpha = against ? 0.55 : 1;
-    context.fillRect(across(width, at) - bar / 2, against ? zero : zero - shown, bar, shown);
+    context.fillRect(place(at) - bar / 2, against ? zero : zero - shown, bar, shown);
   });
   context.globalAlpha = 1;
   const because = decided ? causeOf(episode, step) : undefined;
   if (because && because.fall >= SPOKE) {  // the steps that decided, together
-    const left = across(width, because.first) - bar / 2 - 1;
+    const left = place(because.first) - bar / 2 - 1;
     context.fillStyle = colour("ink");
-    context.fillRect(left, 1, across(width, because.last) + bar / 2 + 1 - left, 3);
+    context.fillRect(left, 1, place(because.last) + bar / 2 + 1 - left, 3);
   }
   context.fillStyle = colour("line");
-  context.fillRect(INSET, zero, width - 2 * INSET, 1);
+  context.fillRect(AXIS, zero, width - AXIS - INSET, 1);
   context.fillStyle = colour("ink");
-  context.fillRect(across(width, step) - 0.75, 0, 1.5, height);
+  context.fillRect(place(step) - 0.75, 0, 1.5, height);
 }
 
 // The slots that matter most, as pictures, in the order of their steps.

@@ -87,7 +87,7 @@ def said_of_causes(tab: Tab, of_stretch: float, of_one_step: float = 0.0) -> str
 
 @pytest.mark.usefixtures("episode")
 def test_a_sentence_says_what_decided(tab: Tab) -> None:
-    """A stretch of steps, unless one of them alone does the same; and how much it mattered."""
+    """A stretch of steps, unless one of them alone does the same; and how much it mattered, for or against."""
     assert tab.locator("#said").inner_text() == "There is nothing to remember yet."
     assert "spoke for this action" in said_of_causes(tab, of_stretch=np.log(5))
     assert said_of_causes(tab, of_stretch=0.01).startswith("Memory made no difference")
@@ -102,6 +102,14 @@ def test_a_sentence_says_what_decided(tab: Tab) -> None:
     assert said == f"Step {last - 2} decided this action: without it {odds}"
     assert tab.locator(".slot").count() == 1
     assert tab.locator(".slot b").inner_text() == "÷ 20"
+
+    # A step that speaks against the action is named where little speaks for it.
+    said = said_of_causes(tab, of_stretch=0.01, of_one_step=-np.log(3))
+    assert said == f"Step {last - 2} spoke against this action: without it in memory its odds would be 3 times as high."
+    assert "spoke for" in said_of_causes(tab, of_stretch=np.log(5), of_one_step=-np.log(3))
+    said = said_of_causes(tab, of_stretch=0.01, of_one_step=-np.log(1.5))
+    assert said.startswith("Memory made little difference to this action: without")
+    assert said.endswith("which matters most, its odds would be 1.5 times as high.")
 
 
 LAY_KINDS = """(falls) => {
