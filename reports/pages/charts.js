@@ -1,55 +1,4 @@
-// Shared by all pages: reading packed arrays, and charts as SVG. No libraries, no network.
-"use strict";
-
-const get = (id) => document.getElementById(id);
-
-// Colours of lines in style.css; all cores of a suite have different ones.
-const COLOURS = 12;
-const colourOf = (index) => `var(--s${index % COLOURS})`;
-
-// A number as people read it.
-function readable(value) {
-  if (value === null || value === undefined || Number.isNaN(value)) return "–";
-  const size = Math.abs(value);
-  const short = (number) => number.toFixed(size < 10 ? 1 : 0).replace(/\.0$/, "");
-  if (size >= 1e9) return (value / 1e9).toFixed(1).replace(/\.0$/, "") + " G";
-  if (size >= 1e6) return (value / 1e6).toFixed(1).replace(/\.0$/, "") + " M";
-  if (size >= 1e4) return (value / 1e3).toFixed(0) + " k";
-  if (size >= 100 || Number.isInteger(value)) return short(value);
-  if (size >= 0.01) return String(Number(value.toPrecision(3)));
-  return value === 0 ? "0" : value.toExponential(1).replace(".0e", "e").replace("e-", "e−");
-}
-
-// A value and the ends of its interval with the digits that the interval's width allows, as `with_interval` of
-// `reports/tables.py` has them.
-function withInterval(value, low, high) {
-  const numbers = [value, low, high];
-  const width = high - low;
-  if (!(width > 0) || Math.max(...numbers.map(Math.abs)) >= 1e4) return numbers.map(readable);
-  const decimals = Math.min(6, Math.max(0, Math.ceil(-Math.log10(width / 5))));
-  return numbers.map((number) => {
-    const text = number.toFixed(decimals);
-    return Number(text) === 0 ? text.replace("-", "") : text;
-  });
-}
-
-function element(name, attributes = {}, text = null) {
-  const node = document.createElement(name);
-  for (const [key, value] of Object.entries(attributes)) node.setAttribute(key, value);
-  if (text !== null) node.textContent = text;
-  return node;
-}
-
-function shape(name, attributes = {}, text = null) {
-  const node = document.createElementNS("http://www.w3.org/2000/svg", name);
-  for (const [key, value] of Object.entries(attributes)) node.setAttribute(key, value);
-  if (text !== null) node.textContent = text;
-  return node;
-}
-
-// What the reader has chosen for all charts of a page; it outlives an update of the page.
-const CHOSEN = { axis: "x", smoothing: 0.5 };
-
+// Charts as SVG; shared by all pages, after `page.js`.
 // Charts of learning on one page, with controls for what is on the x axis and how much is smoothed.
 // axes: names of the x axes by the field of a series that has them; options: of every chart.
 class Board {
@@ -76,22 +25,48 @@ class Board {
 
   // A box with a heading and a chart; series as in LineChart, but for colours. Returns its host.
   add(parent, { title, unit = "", include, lines, series }, options = {}) {
-    const box = element("div"), heading = element("h3", {}, title);
-    const host = element("div"), legend = element("div", { class: "legend" });
+    const box = element("div");
+    const heading = element("h3", {}, title);
+    const host = element("div");
+    const legend = element("div", { class: "legend" });
     heading.append(element("span", { class: "unit" }, unit));
     box.append(heading, host, legend);
     parent.append(box);
     const coloured = series.map((line, index) => ({ ...line, colour: line.colour || colourOf(line.index ?? index) }));
     const draw = () => {
-      const { axis, smoothing } = CHOSEN, bands = axis === "x" ? this.options.bands : [];
+      const { axis, smoothing } = CHOSEN;
+      const bands = axis === "x" ? this.options.bands : [];
       const most = Math.max(0, ...series.flatMap((line) => line[axis] || []));
-      const [unit, each] = this.axes[axis] !== "time" ? [this.axes[axis], 1] : most < 300 ? ["seconds", 1] : most < 7200 ? ["minutes", 60] : ["hours", 3600];
-      const placed = coloured.filter((line) => line[axis]).map((line) => ({ ...line, x: line[axis].map((x) => x / each) }));
-      const breaks = (bands || []).flatMap(({ from, to }) => [from, to]);  // stages of a curriculum are different tasks
-      const drawn = placed.flatMap((line) => (line.exact || line.thin || !Number(smoothing) ? [line] : [
-        { ...line, thin: true, low: null, high: null }, smoothed(line, smoothing, breaks)]));
+      const [unit, each] =
+        this.axes[axis] !== "time"
+          ? [this.axes[axis], 1]
+          : most < 300
+            ? ["seconds", 1]
+            : most < 7200
+              ? ["minutes", 60]
+              : ["hours", 3600];
+      const placed = coloured
+        .filter((line) => line[axis])
+        .map((line) => ({ ...line, x: line[axis].map((x) => x / each) }));
+      const breaks = (bands || []).flatMap(({ from, to }) => [from, to]); // stages of a curriculum are different tasks
+      const drawn = placed.flatMap((line) =>
+        line.exact || line.thin || !Number(smoothing)
+          ? [line]
+          : [{ ...line, thin: true, low: null, high: null }, smoothed(line, smoothing, breaks)],
+      );
       host.replaceChildren();
-      new LineChart(host, drawn, { height: 170, domain: [0, most / each || 1], include, lines, legend, xLabel: unit, label: `${title} over ${unit}`, ...this.options, ...options, bands });
+      new LineChart(host, drawn, {
+        height: 170,
+        domain: [0, most / each || 1],
+        include,
+        lines,
+        legend,
+        xLabel: unit,
+        label: `${title} over ${unit}`,
+        ...this.options,
+        ...options,
+        bands,
+      });
     };
     this.draw.push(draw);
     draw();
@@ -105,88 +80,21 @@ function smoothed(line, share, breaks = []) {
   const weight = Math.exp(-20 / (share * line.y.length));
   const isBroken = (index) => index > 0 && breaks.some((place) => line.x[index - 1] < place && place <= line.x[index]);
   const along = (values) => {
-    let sum = 0, total = 0;
-    return values && values.map((value, index) => {
-      if (isBroken(index)) [sum, total] = [0, 0];
-      if (value === null) return null;
-      sum = weight * sum + (1 - weight) * value;
-      total = weight * total + 1 - weight;
-      return sum / total;
-    });
+    let sum = 0;
+    let total = 0;
+    return (
+      values &&
+      values.map((value, index) => {
+        if (isBroken(index)) [sum, total] = [0, 0];
+        if (value === null) return null;
+        sum = weight * sum + (1 - weight) * value;
+        total = weight * total + 1 - weight;
+        return sum / total;
+      })
+    );
   };
   return { ...line, y: along(line.y), low: along(line.low), high: along(line.high) };
 }
-
-// Groups that open, of this page: printed open. A chart that was never shown has no size yet, and an observer of sizes
-// would be too late, so all are drawn at once.
-let closed = [];
-window.addEventListener("beforeprint", () => {
-  closed = [...document.querySelectorAll("details.group:not([open])")];
-  for (const group of closed) group.open = true;
-  for (const svg of document.querySelectorAll("svg")) svg.redraw?.();
-});
-window.addEventListener("afterprint", () => {
-  for (const group of closed) group.open = false;
-});
-
-// On a page of `compressive watch`: reads the page again every few seconds, and shows what has changed. Open groups and
-// the focus stay as they are.
-function stayLive(render) {
-  if (!DATA.live) return;
-  setInterval(async () => {
-    let text = "";
-    try {
-      const answer = await fetch(location.href, { cache: "no-store" });
-      text = answer.ok ? await answer.text() : "";
-    } catch { /* the server has ended */ }
-    document.body.classList.toggle("lost", !text);
-    const fresh = new DOMParser().parseFromString(text, "text/html"), data = fresh.getElementById("data");
-    if (!data || data.textContent === get("data").textContent) return;
-    if (selectsCode()) return; // an update would end the selection, which is about to be copied
-    const restoreGroups = keepGroups();
-    const restoreFocus = keepFocus();
-    document.querySelector("main").replaceWith(fresh.querySelector("main"));
-    restoreGroups();
-    get("data").textContent = data.textContent;
-    DATA = JSON.parse(data.textContent);
-    render();
-    restoreFocus();
-  }, 1000 * DATA.live);
-}
-
-function selectsCode() {
-  const selection = getSelection();
-  if (selection.isCollapsed) return false;
-  const node = selection.anchorNode;
-  const around = node.nodeType === Node.ELEMENT_NODE ? node : node.parentElement;
-  return Boolean(around.closest("code"));
-}
-
-// Returns what opens and closes groups of a new page as they are now. Groups without an id are told by their order.
-function keepGroups() {
-  const all = () => [...document.querySelectorAll("details")].map((details, index) => [details.id || index, details]);
-  const open = new Map(all().map(([key, details]) => [key, details.open]));
-  return () => {
-    for (const [key, details] of all()) details.open = open.get(key) ?? details.open;
-  };
-}
-
-// Returns what gives the focus to that element of a new page which has it now, by its id or its order.
-function keepFocus() {
-  const all = () => [...document.querySelectorAll("main :is(a, button, input, select, summary, [tabindex])")];
-  const focused = document.activeElement;
-  const index = all().indexOf(focused);
-  if (index < 0) return () => {};
-  return () => (focused.id ? get(focused.id) : all()[index])?.focus({ preventScroll: true });
-}
-
-// The array that `packed` of the Python side deflated; kind is Uint8Array, Int32Array or alike.
-async function unpacked(text, kind) {
-  const bytes = Uint8Array.from(atob(text), (letter) => letter.charCodeAt(0));
-  const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("deflate"));
-  return new kind(await new Response(stream).arrayBuffer());
-}
-
 // Round numbers from low to high.
 function ticks(low, high, count) {
   const raw = (high - low) / Math.max(count, 1);
@@ -257,7 +165,8 @@ class LineChart {
       this.svg.addEventListener("pointerleave", () => this.cursor(null));
       this.svg.addEventListener("blur", () => this.cursor(null));
       this.svg.addEventListener("keydown", (event) => {
-        const by = { ArrowLeft: -1, ArrowRight: 1 }[event.key], { x } = this.series[this.series.length - 1] || {};
+        const by = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
+        const { x } = this.series[this.series.length - 1] || {};
         if (!by || !x) return;
         event.preventDefault();
         const at = this.at === null ? (by > 0 ? -1 : x.length) : nearest(x, this.at);
@@ -273,9 +182,10 @@ class LineChart {
     if (!this.known.length) return this.sayEmpty(width);
     const height = options.height || 180;
     const inset = options.inset;
-    const box = inset === undefined
-      ? { left: 52, right: width - 8, top: 10, bottom: height - 26 }
-      : { left: inset.left, right: width - inset.right, top: 6, bottom: height - 6 };
+    const box =
+      inset === undefined
+        ? { left: 52, right: width - 8, top: 10, bottom: height - 26 }
+        : { left: inset.left, right: width - inset.right, top: 6, bottom: height - 6 };
     const all = series.flatMap((line) => [line.x[0], line.x[line.x.length - 1]]);
     const [from, to] = options.domain || [Math.min(...all), Math.max(...all)];
     const lines = options.lines || [];
@@ -289,8 +199,12 @@ class LineChart {
     this.svg.style.height = `${height}px`;
     this.svg.replaceChildren();
     for (const band of options.bands || []) {
-      const left = this.x(band.from), wide = Math.max(0, this.x(band.to) - left);
-      if (!band.plain) this.svg.append(shape("rect", { x: left, y: box.top, width: wide, height: box.bottom - box.top, fill: "var(--band)" }));
+      const left = this.x(band.from);
+      const wide = Math.max(0, this.x(band.to) - left);
+      if (!band.plain)
+        this.svg.append(
+          shape("rect", { x: left, y: box.top, width: wide, height: box.bottom - box.top, fill: "var(--band)" }),
+        );
       if (band.label && wide > 7 * band.label.length + 8) {
         this.svg.append(shape("text", { x: left + wide / 2, y: box.top + 12, "text-anchor": "middle" }, band.label));
       }
@@ -302,28 +216,51 @@ class LineChart {
     }
     for (const { value, colour } of lines) {
       const y = this.y(value);
-      this.svg.append(shape("line", {
-        x1: box.left, x2: box.right, y1: y, y2: y, stroke: colour || "var(--faint)", "stroke-dasharray": colour ? "none" : "2 3",
-      }));
+      this.svg.append(
+        shape("line", {
+          x1: box.left,
+          x2: box.right,
+          y1: y,
+          y2: y,
+          stroke: colour || "var(--faint)",
+          "stroke-dasharray": colour ? "none" : "2 3",
+        }),
+      );
     }
     for (const line of series) this.line(line);
     this.nameLines(lines);
     const first = Math.min(...this.known);
-    const empty = `no values before ${readable(first)}`, begin = this.x(first) - box.left;
+    const empty = `no values before ${readable(first)}`;
+    const begin = this.x(first) - box.left;
     const values = Math.max(...series.map((line) => line.y.filter((value) => value !== null).length));
     if (values < 2) {
       const text = "a single value: no curve yet";
-      this.svg.append(shape("text", { x: (box.left + box.right) / 2, y: (box.top + box.bottom) / 2, "text-anchor": "middle", class: "within" }, text));
+      this.svg.append(
+        shape(
+          "text",
+          { x: (box.left + box.right) / 2, y: (box.top + box.bottom) / 2, "text-anchor": "middle", class: "within" },
+          text,
+        ),
+      );
     } else if (inset === undefined && begin > 7 * empty.length + 8) {
-      this.svg.append(shape("text", { x: box.left + begin / 2, y: (box.top + box.bottom) / 2, "text-anchor": "middle", class: "within" }, empty));
+      this.svg.append(
+        shape(
+          "text",
+          { x: box.left + begin / 2, y: (box.top + box.bottom) / 2, "text-anchor": "middle", class: "within" },
+          empty,
+        ),
+      );
     }
     if (inset === undefined) {
-      const places = ticks(from, to, Math.max(2, Math.floor(width / 60))), last = places.length - 1;
+      const places = ticks(from, to, Math.max(2, Math.floor(width / 60)));
+      const last = places.length - 1;
       const wide = 7 * `${readable(places[last])} ${options.xLabel || ""}`.length; // the last tick has the unit
       places.forEach((tick, index) => {
-        const right = Math.min(box.right, this.x(places[last]) + wide / 2), x = index < last ? this.x(tick) : right;
+        const right = Math.min(box.right, this.x(places[last]) + wide / 2);
+        const x = index < last ? this.x(tick) : right;
         const text = index < last ? readable(tick) : `${readable(tick)} ${options.xLabel || ""}`;
-        if (index === last || x < right - wide - 24) this.svg.append(shape("text", { x, y: height - 6, "text-anchor": index < last ? "middle" : "end" }, text));
+        if (index === last || x < right - wide - 24)
+          this.svg.append(shape("text", { x, y: height - 6, "text-anchor": index < last ? "middle" : "end" }, text));
       });
     }
     this.hair = shape("line", { y1: box.top, y2: box.bottom, stroke: "var(--ink)", "stroke-width": 1.5 });
@@ -359,12 +296,18 @@ class LineChart {
             if (beside && near) count += 1;
           });
         }
-        const taken = placed.some((other) => Math.abs(other.y - y) < 13 && left < other.left + other.wide && other.left < left + wide);
+        const taken = placed.some(
+          (other) => Math.abs(other.y - y) < 13 && left < other.left + other.wide && other.left < left + wide,
+        );
         return count + (taken ? 1e6 : 0);
       };
       const atLeft = crossings(box.left) < crossings(box.right - wide);
       placed.push({ y, wide, left: atLeft ? box.left : box.right - wide });
-      const node = shape("text", { x: atLeft ? box.left + 4 : box.right, y, "text-anchor": atLeft ? "start" : "end", class: "within" }, text);
+      const node = shape(
+        "text",
+        { x: atLeft ? box.left + 4 : box.right, y, "text-anchor": atLeft ? "start" : "end", class: "within" },
+        text,
+      );
       if (colour) node.style.fill = colour;
       this.svg.append(node);
     }
@@ -375,7 +318,16 @@ class LineChart {
       for (let index = 0; index < x.length; index++) {
         if (low[index] === null || high[index] === null) continue;
         const at = this.x(x[index]);
-        this.svg.append(shape("line", { x1: at, x2: at, y1: this.y(low[index]), y2: this.y(high[index]), stroke: colour, "stroke-width": 1.25 }));
+        this.svg.append(
+          shape("line", {
+            x1: at,
+            x2: at,
+            y1: this.y(low[index]),
+            y2: this.y(high[index]),
+            stroke: colour,
+            "stroke-width": 1.25,
+          }),
+        );
       }
     } else if (low) {
       const shown = x.map((_, index) => index).filter((index) => low[index] !== null && high[index] !== null);
@@ -387,10 +339,16 @@ class LineChart {
       for (let index = 0; index < x.length; index++) {
         if (!y[index]) continue;
         const at = this.x(x[index]);
-        this.svg.append(shape("line", {
-          x1: at, x2: at, y1: this.y(0), y2: this.y(y[index]), "stroke-width": 2.5,
-          stroke: y[index] > 0 ? "var(--good)" : "var(--bad)",
-        }));
+        this.svg.append(
+          shape("line", {
+            x1: at,
+            x2: at,
+            y1: this.y(0),
+            y2: this.y(y[index]),
+            "stroke-width": 2.5,
+            stroke: y[index] > 0 ? "var(--good)" : "var(--bad)",
+          }),
+        );
       }
       return;
     }
@@ -407,10 +365,17 @@ class LineChart {
       pen = true;
       if (alone || exact) this.svg.append(shape("circle", { cx: right, cy: down, r: thin ? 1.5 : 3, fill: colour }));
     }
-    this.svg.append(shape("path", {
-      d: path, fill: "none", stroke: colour, "stroke-width": thin ? 0.9 : 1.75, "stroke-linejoin": "round",
-      opacity: thin ? 0.4 : 1, "stroke-dasharray": dash ? "6 4" : "none",
-    }));
+    this.svg.append(
+      shape("path", {
+        d: path,
+        fill: "none",
+        stroke: colour,
+        "stroke-width": thin ? 0.9 : 1.75,
+        "stroke-linejoin": "round",
+        opacity: thin ? 0.4 : 1,
+        "stroke-dasharray": dash ? "6 4" : "none",
+      }),
+    );
   }
 
   // Moves the cursor to x, or away with null; the legend says the values there.
@@ -428,24 +393,28 @@ class LineChart {
   say() {
     const { legend, xLabel } = this.options;
     if (!legend) return;
-    const nodes = this.series.filter((line) => !line.thin).map((line) => {
-      const node = element("span");
-      const swatch = element("i");
-      swatch.style.color = line.colour;
-      const known = line.y.length - 1 - [...line.y].reverse().findIndex((value) => value !== null);
-      const index = this.at === null ? Math.min(known, line.y.length - 1) : nearest(line.x, this.at);
-      const beyond = this.at !== null && Math.abs(this.x(this.at) - this.x(Math.max(line.x[0], Math.min(line.x[line.x.length - 1], this.at)))) > 8;
-      node.append(swatch, `${line.name} `);
-      if (this.options.unread && this.at === null) return node;
-      const [value, low, high] = [line.y, line.low, line.high].map((values) => values?.[index] ?? null);
-      if (beyond) node.append(element("b", {}, "–"));
-      else if (value === null || low === null || high === null) node.append(element("b", {}, readable(value)));
-      else {
-        const [text, from, to] = withInterval(value, low, high);
-        node.append(element("b", {}, text), ` [${from}, ${to}]`);
-      }
-      return node;
-    });
+    const nodes = this.series
+      .filter((line) => !line.thin)
+      .map((line) => {
+        const node = element("span");
+        const swatch = element("i");
+        swatch.style.color = line.colour;
+        const known = line.y.length - 1 - [...line.y].reverse().findIndex((value) => value !== null);
+        const index = this.at === null ? Math.min(known, line.y.length - 1) : nearest(line.x, this.at);
+        const beyond =
+          this.at !== null &&
+          Math.abs(this.x(this.at) - this.x(Math.max(line.x[0], Math.min(line.x[line.x.length - 1], this.at)))) > 8;
+        node.append(swatch, `${line.name} `);
+        if (this.options.unread && this.at === null) return node;
+        const [value, low, high] = [line.y, line.low, line.high].map((values) => values?.[index] ?? null);
+        if (beyond) node.append(element("b", {}, "–"));
+        else if (value === null || low === null || high === null) node.append(element("b", {}, readable(value)));
+        else {
+          const [text, from, to] = withInterval(value, low, high);
+          node.append(element("b", {}, text), ` [${from}, ${to}]`);
+        }
+        return node;
+      });
     if (this.at !== null && xLabel) nodes.push(element("span", {}, `at ${readable(this.at)} ${xLabel}`));
     legend.replaceChildren(...nodes);
   }
@@ -483,16 +452,26 @@ function barChart(host, bars, { height = 200, label = "", text = readable } = {}
     bars.forEach((bar, index) => {
       const [left, middle] = [box.left + index * each, box.left + (index + 0.5) * each];
       const rect = shape("rect", {
-        x: left + each * 0.14, y: y(bar.value), width: each * 0.72, height: box.bottom - y(bar.value), rx: 2,
+        x: left + each * 0.14,
+        y: y(bar.value),
+        width: each * 0.72,
+        height: box.bottom - y(bar.value),
+        rx: 2,
         fill: bar.colour,
       });
       rect.append(shape("title", {}, `${bar.name}: ${text(bar.value)}`));
       svg.append(rect);
       if (bar.error) {
-        svg.append(shape("line", {
-          x1: middle, x2: middle, y1: y(bar.value - bar.error), y2: y(bar.value + bar.error), stroke: "var(--ink)",
-          "stroke-width": 1.5,
-        }));
+        svg.append(
+          shape("line", {
+            x1: middle,
+            x2: middle,
+            y1: y(bar.value - bar.error),
+            y2: y(bar.value + bar.error),
+            stroke: "var(--ink)",
+            "stroke-width": 1.5,
+          }),
+        );
       } else if (each > 60) {
         svg.append(shape("text", { x: middle, y: y(bar.value) - 5, "text-anchor": "middle" }, text(bar.value)));
       }
@@ -553,9 +532,19 @@ function dotChart(host, rows, { lines = [], label = "" } = {}) {
         const middle = Math.max(half, Math.min(width - half, x(value)));
         const level = middle - half > ends[0] + 6 ? 0 : 1;
         ends[level] = middle + half;
-        const line = shape("line", { x1: x(value), x2: x(value), y1: 26 - 13 * level, y2: height - 24, stroke: "var(--faint)", "stroke-dasharray": "2 3" });
+        const line = shape("line", {
+          x1: x(value),
+          x2: x(value),
+          y1: 26 - 13 * level,
+          y2: height - 24,
+          stroke: "var(--faint)",
+          "stroke-dasharray": "2 3",
+        });
         line.append(shape("title", {}, `${name}: ${readable(value)}`));
-        svg.append(line, shape("text", { x: middle, y: 22 - 13 * level, "text-anchor": "middle", class: "within" }, name));
+        svg.append(
+          line,
+          shape("text", { x: middle, y: 22 - 13 * level, "text-anchor": "middle", class: "within" }, name),
+        );
       }
     }
 
@@ -568,11 +557,21 @@ function dotChart(host, rows, { lines = [], label = "" } = {}) {
       svg.append(shape("text", { x: end, y: line, "text-anchor": "end", class: "within value" }, row.text));
       svg.append(shape("text", { x: end + 6, y: line, class: "within" }, row.small));
       if (row.low !== null) {
-        svg.append(shape("line", {
-          x1: x(row.low), x2: x(row.high), y1: y, y2: y, stroke: row.colour, "stroke-width": 5, opacity: 0.3, "stroke-linecap": "round",
-        }));
+        svg.append(
+          shape("line", {
+            x1: x(row.low),
+            x2: x(row.high),
+            y1: y,
+            y2: y,
+            stroke: row.colour,
+            "stroke-width": 5,
+            opacity: 0.3,
+            "stroke-linecap": "round",
+          }),
+        );
       }
-      for (const value of row.points) svg.append(shape("circle", { cx: x(value), cy: y, r: 3.5, fill: "none", stroke: row.colour }));
+      for (const value of row.points)
+        svg.append(shape("circle", { cx: x(value), cy: y, r: 3.5, fill: "none", stroke: row.colour }));
       const mark = shape("path", { d: `M${at} ${y - 5}l5 5l-5 5l-5 -5z`, fill: row.colour });
       mark.append(shape("title", {}, `${row.name}: ${row.text}`));
       svg.append(mark);

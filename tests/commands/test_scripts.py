@@ -13,7 +13,7 @@ import reports.pages
 
 NODE = shutil.which("node") or shutil.which("nodejs")
 pytestmark = pytest.mark.skipif(NODE is None, reason="needs Node")
-SCRIPTS = ("charts.js", "memory.js", "choices.js", "actions.js", "episode.js")
+SCRIPTS = ("page.js", "charts.js", "memory.js", "choices.js", "actions.js", "episode.js")
 BROWSER = """
 const made = () => ({
   attributes: {}, children: [], style: {}, dataset: {}, value: "mean", clientWidth: 400, isConnected: true,
