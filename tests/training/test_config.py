@@ -72,6 +72,17 @@ def test_fields_that_a_file_lacks_have_their_defaults() -> None:
     assert from_plain(RunConfig, plain) == RunConfig()
 
 
+def test_the_preset_of_the_paper_is_section_5_7() -> None:
+    """The level, a fixed learning rate and the entropy cost are the paper's; the rest of the recipe is IMPALA's."""
+    config = make_preset("paper", "compressive")
+    assert config.env == "dmlab:rooms_select_nonmatching_object"
+    learner = config.learner
+    assert (learner.learning_rate, learner.learning_rate_schedule, learner.entropy_cost) == (1.5e-5, "constant", 2e-3)
+    assert (learner.baseline_cost, learner.discount, learner.max_gradient_norm) == (0.5, 0.99, 40.0)
+    assert (learner.clip_rho, learner.clip_c, learner.lambda_) == (1.0, 1.0, 1.0)
+    assert config.agent.torso == "deep"
+
+
 def test_the_preset_for_dmlab30_is_the_papers_agent_that_reads() -> None:
     paper = make_preset("paper", "lstm")
     all_levels = make_preset("dmlab30", "lstm")
