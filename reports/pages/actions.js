@@ -1,8 +1,8 @@
 // Actions that are vectors, column by column; included by `episode.html` before `episode.js`. A number is a track from
 // its lowest to its highest value, with the policy's mean and what was taken; a choice has bars of its probabilities.
 const FOLDED = 8; // with more columns than this, bars of choices are folded until they are asked for
-const NARROW = 16;
-const WIDE = 30; // letters of a name beside a track, and of others
+const NARROW = 16; // letters of a name beside a track
+const WIDE = 30; // and of other names
 const MOST_VALUES = 12; // of a choice, those that were most probable
 
 // Where each column's numbers are: `first` among all probabilities, or `number` among all means.

@@ -1,8 +1,8 @@
 // A choice: whether the memory of the example decided it, and its numbers beside those of correct choices of the page;
 // included by `episode.html` before `episode.js`.
-const RARE = 0.2;
-const FEW = 9; // unusual: at most this share of so many correct choices is as far out, on either side
-const TIMES = 100; // actions that are less than so many times as likely with one example as with the other: little difference
+const RARE = 0.2; // a number is unusual if at most this share of the correct choices is as far out, on either side
+const FEW = 9; // with fewer correct choices nothing is called unusual
+const TIMES = 100; // memory made little difference if actions are less than so many times as likely with one example
 const APART = "how far apart the two objects would be in memory (1: as two steps of the episode)";
 const VALUE = "value on entering this room";
 const SEEN = "steps with the example in view";

@@ -10,14 +10,14 @@ const MEANS = {
 };
 const MEAN = "mean";
 const SHOWN = 12; // pictures of slots
-const LARGEST = 104;
-const WIDEST = 208;
-const SMALLEST = 22; // of a picture: height and width of the largest, height of the smallest
+const LARGEST = 104; // height of the largest picture
+const WIDEST = 208; // and its width at most
+const SMALLEST = 22; // height of the smallest
 const INSET = 8; // pixels on both sides of what has the steps of the episode as its width
 const AXIS = 48; // the same left of the charts, where their labels stand, and of the ribbon above them
-const DECIDED = Math.log(10);
-const SPOKE = Math.log(2);
-const FELT = 0.05; // changes of log-odds
+const DECIDED = Math.log(10); // by how much the log-odds of an action fall without what decided it
+const SPOKE = Math.log(2); // without what spoke for it
+const FELT = 0.05; // smaller changes count as none
 const ALONE = 0.8; // share of the effect of a stretch
 
 // Whether the page shows causes, and not attention.
