@@ -29,7 +29,7 @@ from training.config import RunConfig, core_name
 from training.console import Busy, LiveLine, counting, playing, plural, program, quantity, say, say_all, say_skipped
 from training.evaluation import evaluate, record, recording_title, tested_on
 from training.factories import acting_device, interface, learning_device, unroll_bytes
-from training.presets import describe_preset
+from training.presets import PRESETS, describe_preset, make_preset
 from training.signals import stop_on_signals
 from training.trainer import Trainer
 from training.trust import permissions
@@ -144,6 +144,8 @@ def _describe(options: LaunchOptions, trainer: Trainer, console: Console) -> Non
     lines["agent"] = f"{core_name(config)} core, {quantity(parameters)} parameters, {learning}"
     lines["actors"] = f"{actors} {where}"
     lines["precision"] = f"learning in {learning_in}, acting in {acting_in}"
+    if hint := _about_replay(config):
+        lines["replay"] = hint
     if config.checkpoint_url:
         lines["checkpoints"] = config.checkpoint_url
     lines["curves"] = f"{program('tensorboard')} --logdir {shlex.quote(str(run.path.parent))}"
@@ -167,6 +169,17 @@ def _about_large_images(env: str, shapes: Sequence[tuple[int, ...]]) -> str:
     smaller = f"{math.ceil(height / shrink)} x {math.ceil(width / shrink)}"
     option = shlex.quote(f"{env},shrink={shrink}")
     return f"{height} x {width} pixels are slow to learn from; {smaller} with --env {option}"
+
+
+def _about_replay(config: RunConfig) -> str:
+    """That several learners replay nothing, if the preset does; else empty."""
+    if config.learners == 1 or config.replay.share or config.preset not in PRESETS:
+        return ""
+    share = make_preset(config.preset, "lstm").replay.share
+    if not share:
+        return ""
+    times = 1 / (1 - share)
+    return f"none with several learners: each unroll is learned from once, with one learner {times:g} times"
 
 
 def _ray(options: LaunchOptions, trainer: Trainer, console: Console) -> contextlib.AbstractContextManager[None]:

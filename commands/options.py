@@ -223,7 +223,7 @@ class ReportOptions(PlayOptions, RunOptions):
 
     episodes: Annotated[Count | None, tyro.conf.arg(metavar="INT")] = None
     """Episodes to play for what memory is used for; 0 for none. If not given, 8, or 72 where the environment names
-    what it shows. Only agents play."""
+    what it shows and memory is compressed; none for cores without attention. Only agents play."""
     output: Annotated[Path | None, tyro.conf.arg(metavar="FILE")] = None
     """The page; if not given, report.html in the run."""
 

@@ -51,7 +51,7 @@ class TrainingOptions(Checked):
     """Resume the run in this folder from its last readable checkpoint; most values may be changed."""
     like: Annotated[str | None, tyro.conf.arg(metavar="DIR")] = None
     """A new run with the configuration of the run in this folder, instead of a preset's, as far as no option changes
-    it: the same with another --seed, for example."""
+    it: the same with another --seed, for example. Its URL of checkpoints is not taken over."""
     threads: Threads = 1
     """CPU threads of a learner."""
 
@@ -81,8 +81,9 @@ class AllowOptions(Checked):
 
     allow: Allow = None
     """If a run names them: run the code of this environment, such as dm:my_module:Env, or core, such as
-    core:my_module:MyCore, or use this URL of its checkpoints; several are joined by commas. Environments and cores that
-    come with this program, and environments that are installed, need none."""
+    core:my_module:MyCore, or use this URL of its checkpoints; several are joined by commas. Cores that come with this
+    program need none, nor do rooms:, diagnostic: and envpool: environments, and ids of gymnasium and of the packages
+    that the documentation of environments lists."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -143,7 +143,7 @@ class ReplayConfig(Checked):
     updates with 0.5, and four with 0.75, where there is one without. 0 learns from every unroll once."""
     unrolls: Several = 50
     """How many of the newest unrolls (of envs_per_actor rows) are kept; rows are drawn from them uniformly. They are in
-    the memory of the learner's device and, with --local, in each checkpoint."""
+    the memory of the learner's device and, with --local, in each checkpoint, which may have 2 GB of them."""
     burn_in: Count = 0
     """Steps of a replayed unroll that bring its recorded memory up to date with the present weights, and that are not
     learned from; a multiple of the core's segment_size."""

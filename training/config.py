@@ -135,8 +135,9 @@ class RunConfig(Checked):
     that --env has. --stages alone: none."""
     from_run: str | None = None
     """Start with the weights of the last readable checkpoint of this run, whose network the new run has; everything
-    else starts anew: the optimizer, all other options, --env too, which are those of the preset, and values if a run
-    has another number of tasks (with learner.popart). Observations and actions must be the same."""
+    else starts anew: the optimizer, all other options, --env too, which are those of the preset (but for
+    actors.unroll_length, which has to fit the network), and values if a run has another number of tasks (with
+    learner.popart). Observations and actions must be the same."""
     frames: Positive = 10_000_000
     """Environment frames to train for (agent steps times the action repeat)."""
     schedule_frames: Positive | None = None

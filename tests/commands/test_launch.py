@@ -14,7 +14,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from actors import ActorsConfig, ClusterError, LocalPool
 from commands import COMMANDS
-from commands.launch import _about_large_images, _ray
+from commands.launch import _about_large_images, _about_replay, _ray
 from commands.parsing import is_fixed
 from commands.parsing import parse_launch as parse
 from learner.errors import LearnersLost
@@ -238,7 +238,13 @@ def test_the_environment_chooses_the_preset() -> None:
     cartpole = ["--env", "gym:CartPole-v1"]
     assert parse(cartpole).learner.discount == 0.99
     assert parse(cartpole).replay.share == 0.75
-    assert parse([*cartpole, "--learners", "2"]).replay.share == 0, "only one learner can replay"
+    assert _about_replay(parse(cartpole)) == ""
+
+    # Only one learner can replay, and the first lines of a run say so.
+    several = parse([*cartpole, "--learners", "2"])
+    assert several.replay.share == 0
+    assert _about_replay(several).endswith("each unroll is learned from once, with one learner 4 times")
+    assert _about_replay(parse(["--preset", "cpu", "--learners", "2"])) == "", "it has no replay anyway"
 
 
 def described(text: str) -> dict[str, str]:
