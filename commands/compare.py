@@ -7,7 +7,6 @@ import os
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,7 @@ from envs import require_consent
 from reports.comparison import FinishedRun, read_run, require_equal_data, text_name
 from reports.comparison import compare as compare_runs
 from reports.comparison_page import print_scores, write_reports
-from reports.scores import Score, joined, planned, read_scores, scores_of
+from reports.scores import Score, joined, not_begun, planned, read_scores, scores_of
 from reports.tables import print_table
 from sequences.kinds import CONFIGS
 from storage.errors import UserError, user_errors
@@ -66,7 +65,7 @@ def compare(options: CompareOptions, words: Sequence[str], command: str) -> None
     has_report = (folder / "report.html").exists()
     try:
         failed = _train(folder, trials, options, console)
-        has_report = True
+        has_report = has_report or any(Run(folder / name).evaluation_file().is_file() for name in trials)
     finally:  # also of what there is when it was stopped
         _scoreboard(folder, trials, beside, command, console, has_report)
 
@@ -423,11 +422,16 @@ def _scoreboard(
     if not tasks:  # of sequence models
         return
     runs = []
+    waiting = []
     for name, config in trials.items():
-        with suppress(UserError):  # not begun, or no episode has ended
+        try:
             runs.append(read_run(folder / name, _code(config), live=True))
+        except UserError:  # not begun, or no episode has ended
+            waiting.append(config)
     if not runs:
         return
+    # A table of some of the runs says how many there will be.
+    runs += map(not_begun, waiting)
     scores = scores_of(runs)
     if len(tasks) < 2 and not beside:
         scoreboard.write_scores(folder, scores)

@@ -67,7 +67,7 @@ class Recall(DiagnosticEnv):
     def __init__(self, num_envs: int, delay: int = 20, symbols: int = 4, reward: float = 1.0) -> None:
         require_least(1, delay=delay)
         require_least(2, symbols=symbols)
-        require_number(reward=reward)
+        require_not_negative(reward=reward)
         self.delay = delay
         self.symbols = symbols
         self.reward = reward
@@ -150,6 +150,14 @@ def require_number(**numbers: float) -> None:
     for name, value in numbers.items():
         if type(value) not in (int, float) or not np.isfinite(value):
             raise ValueError(f"{name}: expected a number, got {value!r}")
+
+
+def require_not_negative(**numbers: float) -> None:
+    """Raises a ValueError that names the first of some fields that is no finite number, or less than 0."""
+    require_number(**numbers)
+    for name, value in numbers.items():
+        if value < 0:
+            raise ValueError(f"{name}: expected 0 or more, got {value!r}")
 
 
 def require_flag(**flags: bool) -> None:

@@ -301,8 +301,13 @@ def _planes_first(shape: Sequence[int]) -> bool:
 
 
 def most_words(text: spaces.Text) -> int:
-    """How many words of a space of texts are kept: as many as fit in its characters, up to `MOST_WORDS`."""
-    return max(1, min(MOST_WORDS, (text.max_length + 1) // 2))
+    """How many words of a space of texts are kept: as many as fit in its characters, up to `MOST_WORDS`.
+
+    Words of letters have something between them; a punctuation mark is a word, and needs nothing.
+    """
+    has_marks = any(len(split_words(f"a{mark}a")) == 3 for mark in text.character_set)
+    most = text.max_length if has_marks else (text.max_length + 1) // 2
+    return max(1, min(MOST_WORDS, most))
 
 
 def words_space(length: int) -> spaces.Box:

@@ -10,7 +10,7 @@ from gymnasium import spaces
 from numpy.typing import NDArray
 
 from envs.batched import Step, draw
-from envs.diagnostic import DiagnosticEnv, require_least, require_number
+from envs.diagnostic import DiagnosticEnv, require_least, require_not_negative
 
 
 class PassiveTMaze(DiagnosticEnv):
@@ -159,7 +159,7 @@ class VisualMatch(DiagnosticEnv):
     def __init__(self, num_envs: int, delay: int = 20, symbols: int = 3, apple: float = 0.0) -> None:
         require_least(1, delay=delay)
         require_least(2, symbols=symbols)
-        require_number(apple=apple)
+        require_not_negative(apple=apple)
         self.delay = delay
         self.symbols = symbols
         self.apple = float(apple)
@@ -214,7 +214,7 @@ class KeyToDoor(DiagnosticEnv):
 
     def __init__(self, num_envs: int, delay: int = 20, apple: float = 0.0) -> None:
         require_least(1, delay=delay)
-        require_number(apple=apple)
+        require_not_negative(apple=apple)
         self.delay = delay
         self.apple = float(apple)
         super().__init__(num_envs, spaces.Box(0, 1, (5,), np.float32), 2)

@@ -153,14 +153,13 @@ class FinishedRun:
     def curve(self, scale: Scale) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """Frames or steps [N], and the scores measured there [N]; of an agent's run in stages, in the last of them."""
         counter, _ = self.config.goal
-        last_stage = len(getattr(self.config, "stages", ())) + 1
         places = []
         scores = []
         for row in self.rows:
             place = row.get(counter, math.nan)
             score = row.get(scale.curve, math.nan)
             is_known = not math.isnan(place) and not math.isnan(score)
-            if is_known and row.get("stage", last_stage) == last_stage:
+            if is_known and in_last_stage(self.config, row):
                 places.append(place)
                 scores.append(score)
         return np.array(places, np.float64), np.array(scores, np.float64)
@@ -215,6 +214,12 @@ def _number_or_nan(value: Any) -> float:
     return float(value) if is_finite(value) else math.nan
 
 
+def in_last_stage(config: Any, row: Mapping[str, Any]) -> bool:
+    """Whether a row of metrics is of the last stage of a run, in its own environment; also without stages."""
+    last_stage = len(getattr(config, "stages", ())) + 1
+    return row.get("stage", last_stage) == last_stage
+
+
 def read_run(path: Path, allow: str | None = None, live: bool = False) -> FinishedRun:
     """A finished run.
 
@@ -222,7 +227,7 @@ def read_run(path: Path, allow: str | None = None, live: bool = False) -> Finish
         path: its folder.
         allow: code that the run may name; see `training.trust`.
         live: take a run that is not finished by the last scores of its curves, or without any if these are of another
-            environment than its evaluation.
+            environment than its evaluation, such as that of an earlier stage.
 
     Raises:
         UserError: if the folder is not a run, or the run is not finished, damaged, or needs a permission.
@@ -248,7 +253,10 @@ def read_run(path: Path, allow: str | None = None, live: bool = False) -> Finish
         unfinished = FinishedRun(path, config, data, rows, {}, digest=digest)
         if unfinished.learned_from != data:
             return unfinished  # what it reaches in training is another task's score
-        return replace(unfinished, summary=_last_scores(path, rows, kind))
+        in_own = [row for row in rows if in_last_stage(config, row)]
+        if rows and not in_own:
+            return unfinished
+        return replace(unfinished, summary=_last_scores(path, in_own, kind))
 
     again = f"resume with: {RUN_COMMANDS[kind_name][0]} --resume {shlex.quote(str(path))}"
     if not is_trained:

@@ -16,6 +16,8 @@ from reports.tables import enumerated, with_interval
 INTERVAL = "its 95 % bootstrap interval"
 RANGE = "the range of the runs, which are too few for an interval"
 """What the brackets of a score can be."""
+EQUAL = "all equal"
+"""What stands in the place of an interval without a width."""
 FEW = 4
 """Most runs of one task whose range, as the interval of an interquartile mean, holds the truth in less than 90 %."""
 FEWEST = 5
@@ -57,7 +59,9 @@ def evidence(comparison: Comparison) -> str:
     best = comparison.best
     value, ends = score_texts(comparison, best)
     score = value
-    if ends and spread_of(comparison, best) == RANGE:
+    if ends == EQUAL:
+        score = f"{value} ({ends})"
+    elif ends and spread_of(comparison, best) == RANGE:
         _, low, high = with_interval(*best.score)
         score = f"{value} (its runs: {low} to {high})"
     elif ends:
@@ -149,9 +153,10 @@ def next_best(comparison: Comparison) -> dict[str, Any]:
     improvement = comparison.improvements[best.name, other.name]
     probability = f"{100 * improvement.value:.0f} %"
 
-    # If all runs of one are better than all of the other, the interval has no width, which would look like certainty.
-    if improvement.value not in (0, 1):
-        probability += f" {percent_interval(improvement)}"
+    # If all runs of one are better than all of the other, the interval has no width.
+    ends = percent_interval(improvement)
+    if ends:
+        probability += f" {ends}"
 
     sign = -1 if comparison.scale.lower else 1
 
@@ -180,15 +185,20 @@ def texts(number: Estimate) -> tuple[str, str]:
     value, low, high = with_interval(*number)
     if not low:
         return value, ""
+    if number.low == number.high:  # an interval without a width would look like certainty
+        return value, ""
     return value, f"[{low}, {high}]"
 
 
 def score_texts(comparison: Comparison, variant: Variant) -> tuple[str, str]:
     """The score of a variant and its interval over runs.
 
-    A single run has none. The interval over the episodes of its evaluation then says which digits are known.
+    A single run has none. The interval over the episodes of its evaluation then says which digits are known. Runs that
+    are all equal have none either, which is said in its place.
     """
     value, ends = texts(variant.score)
+    if len(variant.runs) > 1 and variant.score.low == variant.score.high:
+        return value, EQUAL
     if len(variant.runs) == 1:
         value, _, _ = with_interval(variant.score.value, *variant.runs[0].interval(comparison.scale))
     return value, ends
@@ -201,8 +211,8 @@ def run_score_text(comparison: Comparison, run: FinishedRun) -> str:
 
 
 def percent_interval(share: Estimate) -> str:
-    """The interval of a share, in percent; empty if there is none."""
-    if math.isnan(share.low):
+    """The interval of a share, in percent; empty if there is none, or none with a width."""
+    if math.isnan(share.low) or share.low == share.high:
         return ""
     return f"[{100 * share.low:.0f}, {100 * share.high:.0f}]"
 

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from reports.comparison import KIND, interval_of
+from reports.comparison import KIND, in_last_stage, interval_of
 from reports.pages import mean
 from reports.tables import next_command, with_interval
 from sequences.kinds import CONFIGS
@@ -169,8 +169,13 @@ def read_entry(name: str, run: Run) -> Entry:
     state = run.state(row, counter, total)
     done = amount(row, counter)
     data = _data(kind, config)
-    # Of an agent every row has its latest returns; of a sequence model few have what it was measured on.
-    measured = row if kind == "launch" else {**row, **run.last_row(KIND[kind].measured)}
+    if kind == "launch":
+        # Every row has the latest returns. Those of an earlier stage, or of a training elsewhere, are no scores here.
+        is_here = in_last_stage(config, row) and data == config.env
+        measured = row if is_here else {}
+    else:
+        # Few rows have what it was measured on.
+        measured = {**row, **run.last_row(KIND[kind].measured)}
     return Entry(
         run=run,
         name=name,

@@ -46,7 +46,7 @@ class Score(NamedTuple):
 
     task: where it was evaluated. variant: the name of its agent, such as that of its core.
     settings: of its training, see `settings_of`; equal variants have equal ones.
-    of_task: settings that are chosen for a task, such as its frames.
+    of_task: settings that are chosen for a task, such as its frames, and the environment of its training.
     seed: of its training.
     mean, low, high: its return, with the interval over episodes. Of a run that was not evaluated yet, the last return
         of its training.
@@ -112,28 +112,28 @@ def _score(run: FinishedRun, variant: str, acting: float, state_bytes: int) -> S
 
 
 def planned(configs: Sequence[RunConfig]) -> list[Score]:
-    """The rows of runs that have not begun, without scores and costs: what there is to compare with a file's.
-
-    What depends on the environment is looked up there, as a run does when it begins.
-    """
+    """The rows of runs that have not begun, without scores and costs: what there is to compare with a file's."""
     found = []
     for config, variant in zip(configs, label(configs)):
-        task = config.eval_env or config.env
-        not_begun = FinishedRun(Path(), resolve_pixel_zero(config), task, [], {})
-        found.append(_score(not_begun, variant, acting=math.nan, state_bytes=0))
+        found.append(_score(not_begun(config), variant, acting=math.nan, state_bytes=0))
     return found
+
+
+def not_begun(config: RunConfig) -> FinishedRun:
+    """A run that has not begun. What depends on its environment is looked up there, as it will do when it begins."""
+    return FinishedRun(Path(), resolve_pixel_zero(config), config.eval_env or config.env, [], {})
 
 
 def settings_of(config: RunConfig) -> tuple[Json, Json]:
     """The settings of an agent by full name as JSON has them: those of all its tasks, and those of its task alone.
 
-    Its environments, its seed and its machine are none of them.
+    Where it is evaluated, its seed and its machine are none of them.
     """
     settings: Json = {}
     of_task: Json = {}
     fields = json.loads(json.dumps(training_fields(config)))  # which has lists for tuples
     for name, value in fields.items():
-        if name in OF_DATA:
+        if name in OF_DATA or name == "env":
             of_task[name] = value
         elif name not in DATA | OF_MACHINE | {"seed"}:
             settings[name] = value
@@ -176,13 +176,15 @@ def acting_speed(config: RunConfig) -> float:
 
 
 def as_json(scores: Iterable[Score]) -> str:
-    """The rows as a file has them; what is not known is null.
+    """The rows that have a score as a file has them; what is not known is null.
 
     Settings, of which many rows have the same, are a list of their own. Rows have their places in it.
     """
     settings: list[Json] = []
     rows = []
     for score in scores:
+        if not score.has_score:
+            continue
         if score.settings not in settings:
             settings.append(score.settings)
         place = settings.index(score.settings)
@@ -209,7 +211,8 @@ def read_scores(path: Path) -> list[Score]:
 
     rows = [_read_row(row, settings, f"{path}: row {number}") for number, row in enumerate(plain["scores"])]
     _, defaults = settings_of(RunConfig())
-    return [row._replace(of_task=defaults | row.of_task) for row in rows]
+    # A file that was written before rows had their environment is of agents that were trained in their tasks.
+    return [row._replace(of_task=defaults | {"env": row.task} | row.of_task) for row in rows]
 
 
 def _read_row(row: Any, settings: Sequence[Json], where: str) -> Score:

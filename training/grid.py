@@ -18,8 +18,18 @@ from training.config import Config, Configuration, core_name
 from training.plain import by_full_name, to_plain
 from training.suites import Task
 
-OWN = ("--core", "--seed", "--run", "--resume", "--local", "--ray-address", "--threads", "--checkpoint-url")
-"""Options of training commands that a sweep decides itself."""
+OWN = (
+    "--core",
+    "--seed",
+    "--run",
+    "--resume",
+    "--local",
+    "--ray-address",
+    "--threads",
+    "--checkpoint-url",
+    "--skip-missing-levels",
+)
+"""Options of training commands that a sweep decides itself, or that are no part of a configuration."""
 DATA = {"env", "eval_env", "corpus", "path", "corpus.path"}
 """Fields that say what is learned; variants are compared on equal data."""
 IGNORED = {
@@ -162,15 +172,23 @@ def match_states(trials: Mapping[str, Config], num_bytes: int) -> dict[str, Conf
     """The trials with cores whose states have at most so many bytes a row; see `agent.core.matching`.
 
     Raises:
-        UserError: if the smallest state of a core has more bytes, or a run is impossible with the core's new size.
+        UserError: if the smallest state of a core has more bytes, a run is impossible with the core's new size, or two
+            variants differed in that size alone.
     """
-    matched = {}
+    matched: dict[str, Config] = {}
     for name, config in trials.items():
         try:
             core = with_state_of(cast(AgentCoreConfig, config.core_config), num_bytes)
             matched[name] = _replaced(config, config.core_field, core)
         except ValueError as error:
             raise UserError(f"{name}: {error}") from error
+    names: dict[str, str] = {}
+    for name, config in matched.items():
+        training = repr(training_fields(config))
+        if training in names:
+            same = f"{names[training]} and {name}"
+            raise UserError(f"state_bytes: expected variants that differ in more than their size, got {same}")
+        names[training] = name
     return matched
 
 
@@ -343,15 +361,15 @@ class _Field(NamedTuple):
 def _compared_fields(config: Configuration) -> list[_Field]:
     """The fields of a configuration that make another variant if a rival has another value."""
     core = _core_of(config)
-    data = _data(config)
     fields = by_full_name(to_plain(config))
-    task = fields.get("eval_env")
+    # Agents are compared where they are evaluated; those that learned elsewhere for it are other variants.
+    task = fields.get("eval_env") or fields.get("env")
+    data = task or _data(config)
     found = []
     for name, value in fields.items():
         if name.startswith(f"{config.core_field}."):
             found.append(_Field(name, value, f"core {core}"))  # it says nothing about another core
-        elif name == "env" and task:
-            # Tasks are where agents are evaluated; those that learned elsewhere for it are other variants.
+        elif name == "env":
             found.append(_Field(name, value, f"evaluated in {task}"))
         elif name in OF_DATA:
             found.append(_Field(name, value, f"data {data}"))

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
+from reports import comparison_page
 from reports.comparison import KIND, Comparison, reach, read_run
 from reports.comparison import compare as compare_runs
 from reports.comparison_page import write_reports
@@ -369,6 +370,17 @@ def test_of_three_variants_one_may_be_worse_and_one_open(make_run: MakeRun) -> N
 def test_the_interval_of_up_to_four_runs_is_called_their_range(runs: int, brackets: str, make_run: MakeRun) -> None:
     said, _ = verdict_of(make_run, {"gru": [10.0 + index for index in range(runs)]})
     assert f"There is only one variant, gru: nothing is compared. Its interquartile mean is {brackets}" in said
+
+
+def test_runs_that_are_all_equal_have_no_interval_without_a_width(make_run: MakeRun) -> None:
+    said, _ = verdict_of(make_run, {"gru": [10.0] * 4})
+    assert "Its interquartile mean is 10.00 (all equal)." in said
+    paths = [make_run(f"high{seed}", "gru", seed, [1.0], 60.0 + seed) for seed in range(4)]
+    paths += [make_run(f"low{seed}", "lstm", seed, [1.0], 10.0 + seed) for seed in range(4)]
+    comparison = Comparison([read_run(path) for path in paths])
+    improvements = comparison_page._improvements(comparison)["rows"]
+    assert [cell["text"] for row in improvements for cell in row[1:] if cell] == ["100 %", "0 %"]
+    assert not any(cell["small"] for row in improvements for cell in row[1:] if cell)
 
 
 def test_brackets_are_explained_where_numbers_of_runs_differ(make_run: MakeRun) -> None:

@@ -1,6 +1,7 @@
 """`compare --suite`: what a suite trains, the table of tasks and cores, and a small suite on Ray."""
 
 import dataclasses
+import itertools
 import json
 import math
 import os
@@ -18,10 +19,12 @@ from commands.compare import _cost, _folder, _read_beside
 from commands.options import CompareOptions
 from commands.parsing import parse_train
 from reports.comparison import Estimate, read_run
+from reports.overview import read_entry
 from reports.scoreboard import Scoreboard, as_files, as_table, write_scoreboard
 from reports.scoreboard import scoreboard as board_of
 from reports.scores import Score, acting_speed, as_json, joined, planned, read_scores, scores_of, settings_of
 from storage.errors import UserError
+from storage.run import Run
 from tests.commands.cli import Commands, run
 from tests.commands.test_compare import table, write_run
 from training.config import RunConfig, core_name
@@ -78,6 +81,14 @@ def test_agents_that_learned_elsewhere_are_other_variants() -> None:
     tasks = (Task("near", SHORT, 2000, LONG), Task("same", LONG, 2000, LONG))
     titles = label([*suite_of(tasks, cores=("gru",)).values()])
     assert titles == [f"gru (env {SHORT})", f"gru (env {LONG})"] * 2
+
+    # So are those that learned elsewhere beside those of the task itself, whether it is named twice or not.
+    general = make_preset("general", "gru")
+    itself = dataclasses.replace(general, env=LONG)
+    twice = dataclasses.replace(itself, eval_env=LONG)
+    from_short = dataclasses.replace(general, env=SHORT, eval_env=LONG)
+    assert label([itself, twice, from_short]) == [f"gru (env {env})" for env in (LONG, LONG, SHORT)]
+    assert label([itself, dataclasses.replace(twice, frames=9)]) == [f"gru (frames {general.frames})", "gru (frames 9)"]
 
 
 def test_the_cost_is_that_of_all_runs(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -292,6 +303,38 @@ def test_agents_that_are_evaluated_elsewhere_have_no_score_before(tmp_path: Path
     assert json.loads(as_files(board)["scoreboard.json"])[1]["return"] is None
 
 
+def test_scores_of_an_earlier_stage_are_none_of_the_task(tmp_path: Path) -> None:
+    """In tables, and in the list of runs."""
+    row = {"step": 500, "learner/frames": 500.0, "episode/return": 2.0, "episode/oracle_normalised": 90.0}
+    stages = [f"{LONG} until frames 1k"]
+    config = to_plain(make_preset("general", "gru")) | {"frames": 1000, "env": SHORT, "stages": stages}
+    for stage, scores in ((1.0, ()), (2.0, (2.0,))):
+        path = write_run(tmp_path / f"stage-{stage}", config, [row | {"stage": stage}], {})
+        (path / "evaluation.json").unlink()
+        board = scoreboard([read_run(path, live=True)])
+        assert board.cells[SHORT, "gru"].scores == scores
+        shown = read_entry("run", Run(path)).score
+        assert (shown is not None) == bool(scores)
+
+
+def test_a_stopped_suite_says_how_many_runs_there_will_be(tmp_path: Path) -> None:
+    """Nothing is the best before all of them are finished."""
+    trials: dict[str, RunConfig] = {}
+    for env, seed in itertools.product((SHORT, LONG), range(8)):
+        for core, score in (("gru", 0.9), ("lstm", 0.5)):
+            config = make_preset("general", core)
+            name = f"{core}-{len(trials)}"
+            trials[name] = dataclasses.replace(config, env=env, seed=seed, frames=1000)
+            if seed < 4:
+                run = make_run(tmp_path, core, env, seed, score, oracle_normalised=100 * score)
+                run.path.rename(tmp_path / name)
+
+    compare._scoreboard(tmp_path, trials, {}, "command", Console(width=200, quiet=True))
+    assert "16 of 32 runs are finished" in (tmp_path / "scoreboard.html").read_text()
+    assert "**" not in (tmp_path / "report" / "scoreboard.md").read_text()
+    assert len(read_scores(tmp_path / "report" / "scores.json")) == 16, "of the runs that have a score"
+
+
 def test_its_files_and_its_page(tmp_path: Path) -> None:
     folder = tmp_path / "runs"
     folder.mkdir()
@@ -347,7 +390,7 @@ def test_settings_are_those_of_the_training_on_any_machine() -> None:
     learner = dataclasses.replace(config.learner, precision="float32", device="cpu")
     actors = dataclasses.replace(config.actors, precision="bfloat16")
     elsewhere = dataclasses.replace(config, env=LONG, seed=4, learner=learner, actors=actors)
-    assert settings_of(elsewhere) == (settings, of_task)
+    assert settings_of(elsewhere) == (settings, of_task | {"env": LONG})
     changed = dataclasses.replace(config, learner=dataclasses.replace(config.learner, discount=0.9))
     assert settings_of(changed) == (settings | {"learner.discount": 0.9}, of_task)
     assert settings_of(make_preset("general", "lstm")) == (settings | {"agent.core.name": "lstm"}, of_task)
@@ -366,7 +409,7 @@ def test_settings_that_a_file_does_not_know_have_their_defaults(core: str, tmp_p
     file.write_text(as_json([score(settings=before, of_task={"frames": of_task["frames"]})]))
     (read,) = read_scores(file)
     assert read.settings == now | defaults
-    assert read.of_task == settings_of(RunConfig())[1] | {"frames": of_task["frames"]}
+    assert read.of_task == settings_of(RunConfig())[1] | {"env": read.task, "frames": of_task["frames"]}
 
     # An option that is no more, and a core that is none of today's: other agents.
     file.write_text(as_json([score(settings=now | {"agent.gone": 1}), score(settings={"agent.core.name": "gone"})]))
@@ -378,7 +421,7 @@ def test_settings_that_a_file_does_not_know_have_their_defaults(core: str, tmp_p
 def score(task: str = SHORT, variant: str = "gru", seed: int = 0, **more: Any) -> Score:
     """A row."""
     settings = {"agent.core.name": "gone", "a": 1}
-    _, of_task = settings_of(RunConfig(frames=1000))
+    _, of_task = settings_of(RunConfig(env=task, frames=1000))
     known = Score(task, variant, settings, of_task, seed, 0.5, 0.4, 0.6, 50.0, True, 1.0, 20.0, 30.0, 4)
     return known._replace(**more)
 
@@ -392,6 +435,11 @@ def test_rows_of_a_file_join_those_of_equal_terms() -> None:
     assert different == {}
     elsewhere = score(task=OPEN, variant="lstm", of_task={"frames": 9})
     assert joined(own, [elsewhere], "f.json") == ([*own, elsewhere], {}), "each task has its own"
+
+    # Learned in another environment, though evaluated in the same.
+    trained = score(task=LONG, seed=1, of_task=score(task=LONG).of_task | {"env": SHORT})
+    _, different = joined(own, [trained], "f.json")
+    assert different == {"gru (f.json)": f"{LONG}: env {SHORT!r}, here {LONG!r}"}
 
     other = {"a": [2], "b": 2, "c": 3, "d": 4}
     others = [

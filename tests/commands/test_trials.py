@@ -318,6 +318,7 @@ def test_labels_are_short_however_long_a_value_is() -> None:
         (["--cores", "lstm", "lstm"], ["cores", "different", "lstm lstm"]),
         (["--rates", "1", "3"], ["compression_rate", "segment_size = 16", "3"]),
         (["--rates", "1", "2", "--seed", "3"], ["--seed", "compare decides"]),
+        (["--rates", "1", "2", "--skip-missing-levels"], ["--skip-missing-levels", "compare decides"]),
         (["--rates", "1", "2", "--learners", "2"], ["learners", "1 in a sweep", "2"]),
         (["--vary", "learners", "2", "1"], ["learners", "1 in a sweep", "2"]),
         (["--vary", "agent.core.speed", "1", "2"], ["vary", "field of the configuration", "agent.core.speed"]),
@@ -391,6 +392,13 @@ def test_cores_with_states_of_equal_bytes() -> None:
         _plan(CompareOptions(cores=cores, seeds=(0,), state_bytes=9), ())
     with pytest.raises(ValueError, match=r"^--from: .* got --state-bytes$"):
         CompareOptions(runs=(Path("run"),), state_bytes=12_000)
+
+    # Variants that differ in what the bytes decide would be the same run twice.
+    sizes_alone = CompareOptions(
+        cores=("gru",), seeds=(0,), vary=(("agent.core.model_size", "32", "64"),), state_bytes=1000
+    )
+    with pytest.raises(UserError, match=r"^state_bytes: expected variants that differ in more .*-32-seed-0 and gru-"):
+        _plan(sizes_alone, ())
 
 
 def test_agents_of_a_sweep_are_filmed_only_if_that_is_asked_for() -> None:

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 import envs
 from envs import observations
 from envs.gym import adapt
-from envs.observations import MOST_WORDS, block_means, shown_as
+from envs.observations import MOST_WORDS, block_means, most_words, shown_as
 from envs.outputs import MOST_NUMBERS, NUMERIC, leaves
 from envs.processes import batch
 from envs.words import BUCKETS, MOST_CHARACTERS, PAIR_VOCABULARY, beginning, explain_ids, hash_pairs, split_words
@@ -273,12 +273,12 @@ WORDS = spaces.Text(40, charset="ab ,")
 def test_texts_become_words_beside_what_is_seen(space: spaces.Space[Any], image: Any) -> None:
     both, observation, last = shown(space)
     assert list(both) == ["image", "instruction"]
-    assert both["instruction"] == spaces.Box(0, PAIR_VOCABULARY - 1, (40,), np.int64)
+    assert both["instruction"] == spaces.Box(0, PAIR_VOCABULARY - 1, (2 * MOST_WORDS,), np.int64)
     np.testing.assert_allclose(observation["image"], image(last), rtol=1e-6)
     text = last if isinstance(last, str) else last["told"]
     words = text.replace(",", " , ").split()
     assert len(words) > 3
-    padding = [0] * (40 - 2 * len(words))
+    padding = [0] * (2 * MOST_WORDS - 2 * len(words))
     assert observation["instruction"].tolist() == [*hash_pairs(words, len(words)), *padding]
 
 
@@ -341,6 +341,19 @@ def test_who_follows_the_explanation_has_the_ids_that_agents_are_given() -> None
 def test_words_are_without_capitals_and_punctuation_is_apart() -> None:
     assert split_words("Go to the  red_ball, then\nstop!") == ["go", "to", "the", "red_ball", ",", "then", "stop", "!"]
     assert split_words("") == []
+
+
+@pytest.mark.parametrize(
+    ("space", "text"),
+    [
+        (spaces.Text(4, charset="0123456789+?"), "3+4?"),
+        (spaces.Text(3, charset="a()"), "(a)"),
+        (spaces.Text(5, charset="ab "), "a b a"),
+    ],
+)
+def test_every_word_that_fits_in_a_text_is_kept(space: spaces.Text, text: str) -> None:
+    """Letters and digits have something between their words, punctuation nothing."""
+    assert most_words(space) == len(split_words(text))
 
 
 def test_people_read_the_text_of_the_words_that_agents_get() -> None:
