@@ -27,8 +27,8 @@ class Effects(NamedTuple):
 
     slots: [S] without the steps that a slot of the first layer holds, in all layers; 0 for empty slots.
     kinds: [3] without a kind of slots, in the order of the core's `attention_kinds`, but for the step itself.
-    stretch: [2] the first and last of up to `STRETCH` steps of the episode without which they fall most; -1 if there
-        are no earlier steps.
+    stretch: [2] the first and last step without which they fall most, of up to `STRETCH` steps of the episode or one
+        slot that holds more; -1 if there are no earlier steps.
     stretch_effect: without these.
     """
 

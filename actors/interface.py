@@ -42,8 +42,8 @@ def read_interface(envs: VectorEnv) -> Interface:
     """The interface of a vector environment.
 
     Raises:
-        ValueError: if the environment is not supported: it resets on the next step; see `observation_shape` and
-            `action_space`.
+        ValueError: unless the environment resets on the next step, and its spaces are supported (see
+            `observation_shape` and `action_space`).
     """
     mode = envs.metadata.get("autoreset_mode", AutoresetMode.NEXT_STEP)
     if mode != AutoresetMode.NEXT_STEP:

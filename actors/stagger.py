@@ -19,8 +19,8 @@ GOLDEN = 0.618034
 class Stagger:
     """Says which episodes to end early.
 
-    If the first episodes of all environments end in the same step, the second one of each is ended after another share
-    of their length. Nothing else is ever ended.
+    If the first episodes of all environments end in the same step, the second one of each but the first environment of
+    actor 0 is ended after another share of their length. Nothing else is ever ended.
 
     Attributes:
         limits: [B] int64, after how many steps the episode in progress is ended; `UNDECIDED` or `NO_LIMIT`.

@@ -253,7 +253,10 @@ class LearnerGroup:
         return self.learner.weights()
 
     def snapshot(self) -> Callable[[], dict[str, Tensor] | dict[str, np.ndarray]]:
-        """See `Learner.snapshot`; the weights are in numpy arrays. The function raises a PeerLost if they are lost."""
+        """See `Learner.snapshot`; the weights are in numpy arrays, if they are newer than the copy's.
+
+        The function raises a PeerLost if they are lost.
+        """
         if self.newest is None:
             weights = self.learner.weights()
             return lambda: weights

@@ -85,7 +85,10 @@ class Router(nn.Module):
             return self.vectors(x, projection) @ centroids.transpose(-1, -2)
 
     def vectors(self, x: Tensor, projection: nn.Linear) -> Tensor:
-        """Routing vectors [B, G, S, R] of layer inputs [B, S, D] or, for each group, [B, G, S, D]; without gradient."""
+        """Routing vectors [B, G, S, R] of layer inputs [B, S, D] or, for each group, [B, G, S, D].
+
+        The layer inputs get no gradient, the projection does.
+        """
         x = x.detach()
         groups = len(self.centroids)
         if x.dim() == 4:

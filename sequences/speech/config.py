@@ -73,7 +73,7 @@ def _cores(
 
 
 def cpu(core: str) -> SpeechConfig:
-    """Minutes on two CPU cores: about 0.2 M parameters, and a memory of 64 + 64 slots that spans 384 samples."""
+    """Minutes on two CPU cores: about 0.2 M parameters; a layer sees 64 + 64 slots and its segment, 384 samples."""
     transformer = {"model_size": 64, "num_layers": 3, "num_heads": 4, "segment_size": 64, "norm": "pre"}
     wavenet = WaveNetConfig(38, num_layers=20, gate_size=38, skip_size=38)
     return SpeechConfig(
