@@ -6,6 +6,7 @@ a queue. `ray_pool.py` places the same actors on a Ray cluster.
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
@@ -99,5 +100,7 @@ class LocalPool(Pool):
             actor.load_state_dict(select(arrays, f"{index}/"))
 
     def close(self) -> None:
-        for actor in self.actors:
-            actor.close()
+        # One that fails to close does not leave the others open.
+        with ExitStack() as stack:
+            for actor in reversed(self.actors):
+                stack.callback(actor.close)

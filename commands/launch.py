@@ -60,8 +60,9 @@ def launch(options: LaunchOptions) -> None:
             LiveLine(console, "training", "the first unroll") as line,
         ):
             trainer.train(line.update, lambda: stop.requested)
-        if stop.signal and not trainer.done:
-            say(console, f"stopped at {quantity(trainer.frames)} frames; resume with: {options.again(run.path)}")
+        if stop.signal:
+            left = "trained, but not evaluated" if trainer.done else f"stopped at {quantity(trainer.frames)} frames"
+            say(console, f"{left}; resume with: {options.again(run.path)}")
             sys.exit(128 + stop.signal)
         _finish(trainer, time.monotonic() - begin, console)
 

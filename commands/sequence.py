@@ -134,6 +134,7 @@ def _open_data(config: SequenceConfig, run: Run | None, console: Console) -> Mod
         busy.activity = f"preparing file {done} of {total}"
 
     with busy, user_errors(), warnings.catch_warnings(record=True) as skipped:
+        warnings.simplefilter("always", UserWarning)  # also with PYTHONWARNINGS=ignore
         data = open_data(config, run, count)
     for warning in skipped:
         say(console, str(warning.message), "yellow")

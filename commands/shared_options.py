@@ -11,6 +11,7 @@ import tyro
 from actors import ActorsConfig
 from agent.core.fields import Above0, Checked, Count, Positive, Threads
 from sequences.kinds import CONFIGS
+from storage.errors import user_errors
 from storage.files import is_url
 from storage.run import absolute
 
@@ -57,6 +58,9 @@ class TrainingOptions(Checked):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        for name in ("resume", "like"):
+            if getattr(self, name) == "":
+                raise ValueError(f"--{name}: expected the folder of a run, got an empty text")
         if self.run and not self.new_folder:
             raise ValueError("--run names a new run and --resume an old one: give only one of them")
         if self.like and self.resume:
@@ -72,7 +76,8 @@ class TrainingOptions(Checked):
         """What belongs to the run rather than to this launch of it, with absolute paths."""
         kind = next(kind for kind in type(self).__mro__ if kind in CONFIGS.values())
         config = kind(**{field.name: getattr(self, field.name) for field in dataclasses.fields(kind)})
-        return config.located(absolute)
+        with user_errors():
+            return config.located(absolute)
 
 
 @dataclass(frozen=True, kw_only=True)

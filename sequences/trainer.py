@@ -140,8 +140,12 @@ class SequenceTrainer(Training):
         self.loss = 0.95 * self.loss + 0.05 * metrics["loss/nll"]
         self.weight = 0.95 * self.weight + 0.05
         if self._is_evaluation_due(before):
-            with self.clock.paused():
-                self.valid = self._validate()
+            try:
+                with self.clock.paused():
+                    self.valid = self._validate()
+            except Stopped:  # what was learned is in the metrics without it
+                self.log(metrics)
+                raise
             metrics |= self.valid
         return metrics
 

@@ -64,8 +64,10 @@ def write_program(step: ActingStep, path: Path, about: Json) -> None:
     arguments, shapes = _example(step)
     with torch.no_grad(), _quiet():
         program = torch.export.export(step, arguments, dynamic_shapes=shapes)
+    content = io.BytesIO()  # a file with a temporary name would get a warning
+    torch.export.save(program, content, extra_files={KEY: json.dumps(describe(step, about))})
     with replacing(path) as temporary:
-        torch.export.save(program, str(temporary), extra_files={KEY: json.dumps(describe(step, about))})
+        temporary.write_bytes(content.getvalue())
 
 
 def input_names(step: ActingStep) -> list[str]:

@@ -49,7 +49,7 @@ def note_launch(run: Run, step: int) -> None:
 
 
 def read_launches(run: Run) -> list[Json]:
-    """The launches of a run by time; empty if it has noted none. Damaged lines are left out."""
+    """The launches of a run in their order; empty if it has noted none. Damaged lines are left out."""
     content = b""
     with suppress(OSError, ValueError):  # it is missing or too large
         content = read_regular(run.launches_file, MOST)
@@ -59,7 +59,7 @@ def read_launches(run: Run) -> list[Json]:
             launch = json.loads(line)
             if isinstance(launch, dict) and is_finite(launch.get("time")):
                 found.append(launch)
-    return sorted(found, key=lambda launch: launch["time"])
+    return found
 
 
 def was_local(run: Run) -> bool:
@@ -79,7 +79,7 @@ def training_time(times: np.ndarray, launches: list[Json]) -> np.ndarray:
     """
     # Rows without a launch, as those of an exported run, have a first one of their own.
     known = np.isfinite(times)
-    begins = np.array([launch["time"] for launch in launches])
+    begins = np.array(sorted(launch["time"] for launch in launches))
     if known.any():
         first_row = times[known][0]
         if not (begins <= first_row).any():

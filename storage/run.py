@@ -36,6 +36,8 @@ RUN_COMMANDS = {
 }
 """Kinds of runs: the command that creates one, and the commands that accept it. `config.json` names the kind, except
 for `launch`."""
+LOOK_SECONDS = 0.5
+"""How long one waits for a lock at least: commands that look at a run hold it for a moment."""
 LOST = "the folder was moved, removed or replaced while it was in use"
 """What became of the folder of a run that `Run.lost` is true of."""
 
@@ -62,6 +64,7 @@ class Run:
         self._lock_file = self.path / ".lock"
         self._begun = (self.config_file, self.tokenizer_file, self.corpus_file)
         self._lock: os.stat_result | None = None
+        self._folder: os.stat_result | None = None
 
     def __str__(self) -> str:
         if self.checkpoint is not None:
@@ -82,7 +85,7 @@ class Run:
             require_no_link(folder)
         if os.path.lexists(self._lock_file):  # filelock would follow a link
             os.close(open_regular(self._lock_file))
-        lock = FileLock(self._lock_file, timeout=patience, poll_interval=0.2, thread_local=False)
+        lock = FileLock(self._lock_file, timeout=max(patience, LOOK_SECONDS), poll_interval=0.1, thread_local=False)
         try:
             lock.acquire()
         except Timeout as error:
@@ -90,6 +93,7 @@ class Run:
 
         # While this process waited, the one before may have removed the folder with its lock.
         try:
+            self._folder = os.stat(self.path)
             self._lock = os.stat(self._lock_file)
             self.require()
             yield
@@ -99,11 +103,13 @@ class Run:
 
     @property
     def lost(self) -> bool:
-        """Whether this process locked the folder, and it was moved, removed or replaced since."""
-        if self._lock is None:
+        """Whether this process locked the folder, and it was moved, removed or replaced since, or locked by another."""
+        if self._lock is None or self._folder is None:
             return False
         try:
-            return not os.path.samestat(os.stat(self._lock_file), self._lock)
+            if os.path.lexists(self._lock_file):
+                return not os.path.samestat(os.stat(self._lock_file), self._lock)
+            return not os.path.samestat(os.stat(self.path), self._folder)
         except (FileNotFoundError, NotADirectoryError):
             return True
         except OSError:  # a file server does not answer for a moment
@@ -113,6 +119,12 @@ class Run:
         """Raises an OSError if the folder is lost."""
         if self.lost:
             raise FileNotFoundError(errno.ENOENT, LOST, str(self.path))
+
+    def require_lock(self) -> None:
+        """Raises an OSError if the folder is lost, or has no lock any more, so that another process might use it."""
+        self.require()
+        if self._lock is not None and not os.path.lexists(self._lock_file):
+            raise FileNotFoundError(errno.ENOENT, "the lock of the run was removed", str(self._lock_file))
 
     @property
     def name(self) -> str:

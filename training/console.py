@@ -57,9 +57,10 @@ def program(name: str = "compressive") -> str:
     It is the name where the shell finds that, else the path beside this program, such as .venv/bin/compressive.
     """
     # A virtual environment need not be activated.
-    beside = Path(sys.argv[0]).with_name(name)
-    if beside.is_file() and not shutil.which(name):
-        return shlex.quote(str(beside))
+    if sys.argv[0]:  # it is empty in an interactive Python
+        beside = Path(sys.argv[0]).with_name(name)
+        if beside.is_file() and not shutil.which(name):
+            return shlex.quote(str(beside))
     return name
 
 

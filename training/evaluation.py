@@ -137,6 +137,7 @@ def play(
         env: by default the tasks on which the run is tested.
         progress: called with the number of episodes so far, over all tasks.
     """
+    limit_calls(config.actors.step_seconds)  # that of the run which was loaded last may be another
     # More environments than episodes would play in vain.
     rows = min(64, config.actors.envs_per_actor, episodes)
 
@@ -203,6 +204,7 @@ def record(
     An environment whose observations are no images is asked to draw itself. `in_detail`, `with_effects` and `progress`
     are those of `record_episodes`.
     """
+    limit_calls(config.actors.step_seconds)
     if sample is None:
         sample = not config.eval_greedy
     shown = tasks(env or tested_on(config))[0]

@@ -142,6 +142,7 @@ class Training(ABC):
             Exception: errors of actors and learners other than their death.
         """
         if self.done:
+            self._note_end()
             return
         with ExitStack() as stack:
             head = self._watch_head(stack)
@@ -149,7 +150,7 @@ class Training(ABC):
             def check() -> None:
                 if stop():
                     raise Stopped
-                self.run.require()
+                self.run.require_lock()
                 if head:
                     head.check(self.save_new)
 
@@ -270,6 +271,20 @@ class Training(ABC):
         if rate < getattr(self.config.learner, "least_learning_rate", 0):
             options += f" --learner.least-learning-rate {rate:.3g}"
         return options
+
+    def _note_end(self) -> None:
+        """Writes a row of metrics if the last one says that the run is not done, from which everything reads its state.
+
+        A run may be resumed with a total that it has passed, or was stopped after its last update and before the row.
+        """
+        counter, total = self.config.goal
+        if not self.run.last_row().get(counter, 0.0) >= total:
+            with MetricsWriter(self.run.path, self.step) as writer:
+                writer.write(self.step, self.amounts())
+
+    def amounts(self) -> dict[str, float]:
+        """What was learned so far, as rows of metrics have it beside the step."""
+        return {}
 
     def _before_first_update(self, stack: ExitStack) -> None:
         """All that comes before the first update. What is opened is closed with the stack."""

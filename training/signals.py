@@ -4,6 +4,7 @@ import logging
 import math
 import os
 import signal
+import stat
 import threading
 import time
 from collections.abc import Iterator
@@ -103,9 +104,18 @@ def stop_on_signals() -> Iterator[StopRequest]:
 
 
 def _leave_terminal() -> None:
-    """After a hang-up the terminal is gone. Writing to it, or its next signal, must not stop us."""
+    """After a hang-up the terminal is gone, but not a log file. Its next signal, or writing to it, must not stop us."""
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     nowhere = os.open(os.devnull, os.O_WRONLY)
     for stream in (1, 2):
-        os.dup2(nowhere, stream)
+        if not _is_file(stream):
+            os.dup2(nowhere, stream)
     os.close(nowhere)
+
+
+def _is_file(stream: int) -> bool:
+    """Whether a stream is a regular file, which outlives a terminal; pipes and what was closed are none."""
+    try:
+        return stat.S_ISREG(os.fstat(stream).st_mode)
+    except OSError:
+        return False

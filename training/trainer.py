@@ -178,7 +178,11 @@ class Trainer(Training):
         self.publish()
         self.clock.mark(self.clocked)
         if self._evaluation_is_due(frames_before):
-            metrics |= self._evaluate()
+            try:
+                metrics |= self._evaluate()
+            except Stopped:  # what was learned is in the metrics without it
+                self.log(metrics)
+                raise
         return metrics
 
     def _next_batch(self) -> Batch:
@@ -414,6 +418,9 @@ class Trainer(Training):
         if due or self.done or was_evaluated:
             row = metrics | self._attention() | self._row()
             self.writer.write(self.learner.steps, row)
+
+    def amounts(self) -> dict[str, float]:
+        return {"learner/frames": float(self.frames)}
 
     def _row(self) -> dict[str, float]:
         """What is known of episodes, speed and actors."""

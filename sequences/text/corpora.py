@@ -54,6 +54,11 @@ _OTHER_MARKS = {
 """Byte order marks of other encodings."""
 
 
+def forget() -> None:
+    """Frees the memory of the text that was read last."""
+    _read_utf8.cache_clear()
+
+
 @lru_cache(maxsize=1)
 def _read_utf8(path: Path, is_beginning: bool = False) -> bytes:
     if not path.is_file():

@@ -12,7 +12,7 @@ import numpy as np
 
 from sequences.prepared import open_splits, write_split
 from sequences.text import tokenization
-from sequences.text.corpora import SPLITS, Corpus, Document
+from sequences.text.corpora import SPLITS, Corpus, Document, forget
 from sequences.text.tokenization import Tokenizer
 from storage.files import build_once, cache_folder, write_json
 
@@ -113,7 +113,10 @@ def prepare(
         write_json(folder / "corpus.json", described)
 
     target = (cache or cache_folder("text")) / f"{name}-{digest[:32]}"
-    build_once(target, build)
+    try:
+        build_once(target, build)
+    finally:
+        forget()
     return target
 
 

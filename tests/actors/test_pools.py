@@ -333,6 +333,21 @@ def test_an_actor_that_hangs_while_it_is_made_is_replaced(cluster: None, monkeyp
             assert time.monotonic() < deadline
 
 
+def test_an_actor_that_fails_to_close_leaves_no_other_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    closed: list[int] = []
+
+    def close(actor: Actor) -> None:
+        closed.append(actor.actor_id)
+        if actor.actor_id == 0:
+            raise EnvironmentFailed("it does not close")
+
+    monkeypatch.setattr(Actor, "close", close)
+    pool = LocalPool(partial(make_counting_actor, ENVS), small())
+    with pytest.raises(EnvironmentFailed, match="it does not close"):
+        pool.close()
+    assert closed == [0, 1]
+
+
 @pytest.mark.parametrize("over", [False, True])
 def test_an_actor_resumes_exactly(over: bool) -> None:
     """Also between an episode's end and the step that resets."""

@@ -3,6 +3,7 @@
 import itertools
 import json
 import re
+import signal
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -26,6 +27,7 @@ from tests.commands.cli import TINY, Commands, frames, saved_steps
 from training.config import RunConfig
 from training.console import PLAIN_SECONDS
 from training.presets import preset_of
+from training.trainer import Trainer
 
 LAUNCH = ["launch", "--local", *TINY]
 METRICS = {
@@ -162,6 +164,28 @@ def test_losses_that_are_not_finite(tmp_path: Path, cli: Commands) -> None:
     assert all(weight.isfinite().all() for weight in weights.values())
     again = ["launch", "--local", "--resume", folder, f"--frames={frames(3)}", "--learner.learning-rate=1e-3"]
     assert "finished" in cli.run(*again)
+
+
+def test_a_stop_in_the_last_update_ends_before_the_evaluation(
+    tmp_path: Path, cli: Commands, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """That may take minutes. It is made when the run is resumed."""
+    folder = tmp_path / "run"
+    train = Trainer.train
+
+    def stopped_at_the_end(trainer: Trainer, *arguments: Any) -> None:
+        train(trainer, *arguments)
+        signal.raise_signal(signal.SIGTERM)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Trainer, "train", stopped_at_the_end)
+        with pytest.raises(SystemExit) as stop:
+            cli.run(*LAUNCH, "--run", folder, "--frames", frames(2))
+    assert stop.value.code == 128 + signal.SIGTERM
+    assert "trained, but not evaluated; resume with: " in capfd.readouterr().out
+    assert not (folder / "evaluation.json").exists()
+    cli.run("launch", "--local", "--resume", folder)
+    assert (folder / "evaluation.json").exists()
 
 
 @pytest.mark.parametrize("lost", [ClusterError("actor 1 died 6 times"), LearnersLost("learners were lost 6 times")])

@@ -9,15 +9,18 @@ import shlex
 import shutil
 import signal
 import types
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import tyro
+from rich.console import Console
 
 from benchmarks.text import Options
 from commands import main, sequence
+from sequences.text.config import TextConfig
 from storage.metrics import last_metrics, read_metrics
 from tests.commands.cli import (
     COMPRESSIVE_TEXT,
@@ -207,6 +210,35 @@ def test_sampling_resets_memory_as_training_did(
     monkeypatch.setattr(sequence, "sample", lambda *_, document: asked.append(document) or [])
     main(["text", "sample", str(run)])
     assert asked == [resets]
+
+
+def test_files_that_are_left_out_are_named_whatever_warnings_are_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also with PYTHONWARNINGS=ignore."""
+    monkeypatch.setattr(sequence, "open_data", lambda *_: warnings.warn("left out a.txt", stacklevel=1))
+    console = Console(file=io.StringIO())
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        sequence._open_data(TextConfig(), None, console)
+    assert "left out a.txt" in console.file.getvalue()  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("option", ["--resume", "--like"])
+def test_an_empty_folder_is_refused(
+    option: str, cli: Commands, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a variable of the shell that is not set."""
+    monkeypatch.chdir(tmp_path)
+    for command in (["text", "train"], ["launch", "--local", "--frames", "100"]):
+        cli.refuse(*command, option, "", words=f"{option}: expected the folder of a run, got an empty text")
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_path_that_is_no_text_is_refused_in_one_line(tmp_path: Path, cli: Commands) -> None:
+    """Behind a link, for example."""
+    folder = Path(os.fsdecode(os.fsencode(tmp_path) + b"/\xff"))
+    folder.mkdir()
+    (tmp_path / "link").symlink_to(folder)
+    cli.refuse("text", "train", "--corpus=folder", "--path", tmp_path / "link", words="path: expected text in UTF-8")
 
 
 def test_samples_are_drawn_as_asked(trained: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -122,6 +122,18 @@ def test_a_validation_can_be_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert validating
     assert trainer.step == 5
     assert checkpoints.load_latest(tmp_path / "run").step == 5
+    assert read_metrics(tmp_path / "run")[-1]["step"] == 5, "its row is there without the validation"
+
+
+def test_a_run_that_has_passed_its_new_total_is_finished(tmp_path: Path) -> None:
+    """Its last row of metrics may be of an earlier step."""
+    go(tmp_path / "run", TINY["lstm"], 7, log_every=5, evaluate_every=None)
+    assert read_metrics(tmp_path / "run")[-1]["step"] == 5
+    for _ in range(2):
+        trainer = go(tmp_path / "run", TINY["lstm"], resume=True, log_every=5, evaluate_every=None, steps=6)
+        assert trainer.step == 7
+        assert [row["step"] for row in read_metrics(tmp_path / "run")] == [5, 7]
+    assert trainer.run.state(trainer.run.last_row(), *trainer.config.goal) == "trained, but not evaluated"
 
 
 def test_an_evaluation_that_is_stopped_is_made_when_the_run_is_resumed(tmp_path: Path) -> None:

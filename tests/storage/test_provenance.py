@@ -1,5 +1,6 @@
 """Launches of a run: what each of them notes, damaged notes, and the time of training without pauses."""
 
+import json
 import sys
 from pathlib import Path
 
@@ -7,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from storage.provenance import note_launch, read_launches, training_time
+from storage.provenance import note_launch, read_launches, training_time, was_local
 from storage.run import Run
 
 
@@ -29,6 +30,15 @@ def test_a_launch_notes_the_command_and_the_machine(tmp_path: Path, monkeypatch:
     assert first["packages"]["torch"] == torch.__version__
     assert "cores" in first["machine"]
     assert first["time"] <= second["time"]
+
+
+def test_the_last_launch_is_that_of_the_last_line(tmp_path: Path) -> None:
+    """Also if the clock was set back in between."""
+    run = Run(tmp_path)
+    launches = [{"time": 2000.0, "command": "launch"}, {"time": 1000.0, "command": "launch --resume run --local"}]
+    run.launches_file.write_text("".join(f"{json.dumps(launch)}\n" for launch in launches))
+    assert read_launches(run) == launches
+    assert was_local(run)
 
 
 def test_only_a_regular_file_has_launches(tmp_path: Path) -> None:

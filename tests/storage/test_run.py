@@ -1,6 +1,7 @@
 """The folder of a run: which process uses it, what kind of run it is, and its regular files."""
 
 import contextlib
+import fcntl
 import os
 import re
 import stat
@@ -106,6 +107,31 @@ def test_a_folder_is_lost_when_it_is_moved_removed_or_replaced(tmp_path: Path) -
         with Run(run.path).claim(new=False):
             assert run.lost, "another process has locked the folder of that name"
     assert not run.lost
+
+
+def test_a_run_whose_lock_is_removed_can_be_saved_and_ends(tmp_path: Path) -> None:
+    """Another process might use it, but has not yet."""
+    run = Run(tmp_path / "run")
+    with run.claim(new=True, saved=lambda: True):
+        run.require_lock()
+        (run.path / ".lock").unlink()
+        assert not run.lost
+        run.require()
+        with pytest.raises(FileNotFoundError, match="the lock of the run was removed"):
+            run.require_lock()
+
+
+def test_who_looks_whether_a_run_is_in_use_keeps_no_one_out(tmp_path: Path) -> None:
+    """As `status` does, for a moment."""
+    run = Run(tmp_path)
+    with run.lock():
+        pass
+    with (run.path / ".lock").open() as lock:
+        fcntl.flock(lock, fcntl.LOCK_SH)
+        timer = threading.Timer(0.2, fcntl.flock, (lock, fcntl.LOCK_UN))
+        timer.start()
+        with run.lock():
+            timer.join()
 
 
 def test_kinds_of_runs(tmp_path: Path) -> None:

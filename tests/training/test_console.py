@@ -4,14 +4,17 @@ import io
 import math
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from rich.console import Console
 
-from training.console import Busy, LiveLine, counting, duration, playing, quantity
+from training.console import Busy, LiveLine, counting, duration, playing, program, quantity
 from training.progress import Clock, Progress, TimeLeft, brief
 from training.signals import stop_on_signals, terminated_by_error
 
@@ -217,6 +220,30 @@ def test_numbers_for_people() -> None:
     numbers = (999.4, 999.7, 999_499, 999_936, 999_600_000, -999_700)
     assert [quantity(value) for value in numbers] == ["999", "1k", "999k", "1M", "1G", "-1M"]
     assert [duration(seconds) for seconds in (59.9, 61, 3723, math.inf)] == ["0:59", "1:01", "1:02:03", "?"]
+
+
+def test_a_hang_up_does_not_silence_a_file(tmp_path: Path) -> None:
+    """The terminal is gone, a log is still there."""
+    program = """
+import os, signal
+from training.signals import stop_on_signals
+
+with stop_on_signals() as stop:
+    os.kill(os.getpid(), signal.SIGHUP)
+    print("stopped", stop.requested, flush=True)
+"""
+    log = tmp_path / "log"
+    with log.open("w") as output:
+        done = subprocess.run([sys.executable, "-c", program], stdout=output, stderr=subprocess.PIPE, timeout=60)
+    assert done.returncode == 0
+    assert log.read_text() == "stopped True\n"
+    assert done.stderr == b"", "a pipe, which a terminal may have read, is not written to"
+
+
+def test_a_program_without_a_name_names_the_commands(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As Python is in a terminal."""
+    monkeypatch.setattr(sys, "argv", [""])
+    assert program() == "compressive"
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])

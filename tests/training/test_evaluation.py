@@ -12,6 +12,7 @@ import torch
 import envs
 from actors import Episode
 from actors.evaluation import ScriptedActor, counters_of, play_episodes
+from envs import guard, limit_calls
 from storage.metrics import MetricsWriter
 from storage.run import Run
 from tests.actors.counting import Counting
@@ -259,6 +260,12 @@ def test_evaluations_and_films_have_the_limits_and_the_precision_of_the_run() ->
     for plays in (play, record):
         with pytest.raises(envs.EnvironmentFailed, match="expected episodes of at most 3 steps"):
             plays(config, agent, 1)
+    # The limit of a call is that of the run, whichever was loaded last.
+    for plays in (play, record):
+        limit_calls(7.0)
+        plays(dataclasses.replace(config, actors=dataclasses.replace(CONFIG.actors, step_seconds=50.0)), agent, 1)
+        assert guard._limit == 50.0
+
     for precision in ("bfloat16", "float32"):
         as_trained = dataclasses.replace(config, actors=dataclasses.replace(actors, precision=precision))
         assert make_evaluator(as_trained, agent, 1, 0, True, config.env, film=False).precision == precision

@@ -157,12 +157,25 @@ def test_an_evaluation_during_training_can_be_stopped(tmp_path: Path, monkeypatc
     """What was learned before it is saved."""
     begun: list[bool] = []
     monkeypatch.setattr("training.trainer.evaluate", never_ending(begun))
-    trainer = Trainer(dataclasses.replace(CONFIG, evaluate_every=300), Run(tmp_path), local=True)
+    trainer = Trainer(dataclasses.replace(CONFIG, evaluate_every=300, log_every=1), Run(tmp_path), local=True)
     trainer.run.write_config(to_plain(trainer.config))
     trainer.train(lambda progress: None, lambda: bool(begun))
     assert begun == [True]
     assert trainer.frames >= 300
     assert checkpoints.load_latest(tmp_path).step == trainer.step
+    assert read_metrics(tmp_path)[-1]["step"] == trainer.step, "its row is there without the evaluation"
+
+
+def test_a_run_that_has_passed_its_new_frames_is_finished(tmp_path: Path) -> None:
+    """Its last row of metrics may be of an earlier update."""
+    config = dataclasses.replace(CONFIG, log_every=3)
+    frames = train(config, tmp_path, 4).frames
+    last = read_metrics(tmp_path)[-1]["learner/frames"]
+    assert last < frames
+    trainer = train(dataclasses.replace(config, frames=int(last) + 1), tmp_path, resume=True)
+    assert trainer.frames == frames
+    assert read_metrics(tmp_path)[-1]["learner/frames"] == frames
+    assert trainer.run.state(trainer.run.last_row(), *trainer.config.goal) == "trained, but not evaluated"
 
 
 def test_a_trained_agent_whose_evaluation_was_stopped_is_resumed(

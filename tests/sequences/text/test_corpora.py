@@ -287,6 +287,7 @@ class TestTokens:
             assert made.bytes == sum(lengths(documents))
             assert made.words == sum(len(text.split()) for text in documents)
         assert prepare("folder", corpus, kind, cache=tmp_path / "cache") == folder
+        assert corpora._read_utf8.cache_info().currsize == 0, "no text stays in memory while a model is trained"
 
     def test_words_of_the_training_text_are_the_vocabulary(self, tmp_path: Path) -> None:
         root = write(tmp_path / "text", FEW_WORDS)
