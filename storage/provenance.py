@@ -75,27 +75,35 @@ def training_time(times: np.ndarray, launches: list[Json]) -> np.ndarray:
     """Seconds of training up to each row [N], over all launches; the pauses between them do not count.
 
     A launch lasts from its beginning to its last row. Rows before the first launch count from the first of them.
-    `times` are those of the rows in seconds since 1970 [N], ascending, NaN where unknown.
+    `times` are those of the rows in seconds since 1970 [N], NaN where unknown. They ascend, unless a clock was set
+    back; seconds of training ascend nevertheless.
     """
-    # Rows without a launch, as those of an exported run, have a first one of their own.
-    known = np.isfinite(times)
-    begins = np.array(sorted(launch["time"] for launch in launches))
-    if known.any():
-        first_row = times[known][0]
-        if not (begins <= first_row).any():
-            begins = np.array([first_row, *begins])
-    # A launch ends, at the latest, where the next one begins.
-    ends = [*begins[1:], math.inf]
+    begins = [float(launch["time"]) for launch in launches]
+    known = times[np.isfinite(times)]
+    if len(known) and not any(begin <= known[0] for begin in begins):
+        # Rows without a launch, as those of an exported run, have a first one of their own.
+        begins.insert(0, float(known[0]))
 
     seconds = np.full(len(times), np.nan)
+    number = 0  # of the launch
     before = 0.0  # seconds of the earlier launches
-    for begin, end in zip(begins, ends):
-        in_launch = (times >= begin) & (times < end)
-        rows = known & in_launch
-        if rows.any():
-            seconds[rows] = before + times[rows] - begin
-            before = float(seconds[rows].max())
+    trained = 0.0
+    for row, time_of_row in enumerate(times):
+        if not math.isfinite(time_of_row):
+            continue
+        while number + 1 < len(begins) and _is_over(begins[number], begins[number + 1], time_of_row):
+            number += 1
+            before = trained
+        trained = max(trained, before + time_of_row - begins[number])
+        seconds[row] = trained
     return seconds
+
+
+def _is_over(begin: float, next_begin: float, now: float) -> bool:
+    """Whether a launch is over at the time of a row. The clock may have been set back before the next one began."""
+    if next_begin >= begin:
+        return now >= next_begin
+    return now < begin
 
 
 def _command() -> str:

@@ -60,3 +60,12 @@ def test_pauses_between_launches_do_not_count() -> None:
     noted_since_third = launches[2:]
     np.testing.assert_equal(training_time(times, noted_since_third), [0, 3, np.nan, 7, 11, 14])
     np.testing.assert_equal(training_time(times[:2], []), [0, 3])
+
+
+def test_a_clock_that_is_set_back_takes_no_time_of_training_away() -> None:
+    times = np.array([1010.0, 1050.0, 1100.0, 510.0, 550.0, 600.0])
+    launches = [{"time": 1000.0}, {"time": 500.0}]
+    np.testing.assert_equal(training_time(times, launches), [10, 50, 100, 110, 150, 200])
+
+    # In the middle of a launch: seconds stand still until the clock has caught up.
+    np.testing.assert_equal(training_time(np.array([12.0, 15.0, 13.0, 16.0]), [{"time": 10.0}]), [2, 5, 5, 6])
