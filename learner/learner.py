@@ -103,7 +103,7 @@ class Learner(ImpalaLearner):
             ValueError: if shapes are wrong, or `read` is false and updates must be read.
             NotFinite: as `ImpalaLearner.update`; of a batch that is split, the parts before were learned from. If there
                 are updates that were not read, as `settle`.
-            PeerLost: if another learner was lost; likewise.
+            PeerLost: if another learner was lost; of a batch that is split, the parts before were learned from.
         """
         may_stay_unread = self._optimization.unread
         if not read and not may_stay_unread:
