@@ -253,7 +253,7 @@ def test_episodes_are_those_of_the_seed_that_is_asked_for() -> None:
     assert len({tuple(scores(seed)) for seed in range(3)}) > 1
 
 
-def test_evaluations_and_films_have_the_limits_and_the_precision_of_the_run() -> None:
+def test_evaluations_and_films_have_the_limits_of_the_run() -> None:
     actors = dataclasses.replace(CONFIG.actors, max_episode_steps=3, precision="bfloat16")
     config = dataclasses.replace(CONFIG, env="diagnostic:recall,delay=5", actors=actors)
     agent = make_agent(config)
