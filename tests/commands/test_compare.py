@@ -375,6 +375,8 @@ def test_the_interval_of_up_to_four_runs_is_called_their_range(runs: int, bracke
 def test_runs_that_are_all_equal_have_no_interval_without_a_width(make_run: MakeRun) -> None:
     said, _ = verdict_of(make_run, {"gru": [10.0] * 4})
     assert "Its interquartile mean is 10.00 (all equal)." in said
+    _, difference = verdict_of(make_run, {"lstm": [30.0] * 4, "lru": [10.0] * 4})
+    assert difference["apart"] == "20.00"
     paths = [make_run(f"high{seed}", "gru", seed, [1.0], 60.0 + seed) for seed in range(4)]
     paths += [make_run(f"low{seed}", "lstm", seed, [1.0], 10.0 + seed) for seed in range(4)]
     comparison = Comparison([read_run(path) for path in paths])

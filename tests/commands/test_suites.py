@@ -316,6 +316,11 @@ def test_scores_of_an_earlier_stage_are_none_of_the_task(tmp_path: Path) -> None
         shown = read_entry("run", Run(path)).score
         assert (shown is not None) == bool(scores)
 
+    # Nor are those of a training elsewhere.
+    path = write_run(tmp_path / "elsewhere", config | {"stages": [], "eval_env": LONG}, [row], {})
+    (path / "evaluation.json").unlink()
+    assert read_entry("run", Run(path)).score is None
+
 
 def test_a_stopped_suite_says_how_many_runs_there_will_be(tmp_path: Path) -> None:
     """Nothing is the best before all of them are finished."""

@@ -301,6 +301,20 @@ def not_finite(learner: Learner, *batch: Any, **options: Any) -> Any:
     raise NotFinite("update 1 is not finite", 1)
 
 
+def test_a_run_without_its_lock_is_saved_and_ends(tmp_path: Path) -> None:
+    trainer = Trainer(CONFIG, Run(tmp_path), local=True)
+    trainer.run.write_config(to_plain(trainer.config))
+
+    def remove(progress: Any) -> None:
+        if trainer.learner.version == 2:
+            (tmp_path / ".lock").unlink()
+
+    with trainer.run.lock(), pytest.raises(FileNotFoundError, match="the lock of the run was removed"):
+        trainer.train(remove)
+    assert trainer.learner.version == 2
+    assert checkpoints.load_latest(tmp_path).step == trainer.step
+
+
 def test_nothing_is_saved_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A run saves before its first update and, with this interval of 0 seconds, after each update."""
     steps: list[int] = []
