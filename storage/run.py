@@ -63,8 +63,7 @@ class Run:
         self.launches_file = self.path / "launches.jsonl"
         self._lock_file = self.path / ".lock"
         self._begun = (self.config_file, self.tokenizer_file, self.corpus_file)
-        self._lock: os.stat_result | None = None
-        self._folder: os.stat_result | None = None
+        self._locked: tuple[os.stat_result, os.stat_result] | None = None  # the folder and its lock, while it is locked
 
     def __str__(self) -> str:
         if self.checkpoint is not None:
@@ -93,23 +92,23 @@ class Run:
 
         # While this process waited, the one before may have removed the folder with its lock.
         try:
-            self._folder = os.stat(self.path)
-            self._lock = os.stat(self._lock_file)
+            self._locked = os.stat(self.path), os.stat(self._lock_file)
             self.require()
             yield
         finally:
-            self._lock = None
+            self._locked = None
             lock.release()
 
     @property
     def lost(self) -> bool:
         """Whether this process locked the folder, and it was moved, removed or replaced since, or locked by another."""
-        if self._lock is None or self._folder is None:
+        if self._locked is None:
             return False
+        folder, lock = self._locked
         try:
             if os.path.lexists(self._lock_file):
-                return not os.path.samestat(os.stat(self._lock_file), self._lock)
-            return not os.path.samestat(os.stat(self.path), self._folder)
+                return not os.path.samestat(os.stat(self._lock_file), lock)
+            return not os.path.samestat(os.stat(self.path), folder)
         except (FileNotFoundError, NotADirectoryError):
             return True
         except OSError:  # a file server does not answer for a moment
@@ -123,7 +122,7 @@ class Run:
     def require_lock(self) -> None:
         """Raises an OSError if the folder is lost, or has no lock any more, so that another process might use it."""
         self.require()
-        if self._lock is not None and not os.path.lexists(self._lock_file):
+        if self._locked is not None and not os.path.lexists(self._lock_file):
             raise FileNotFoundError(errno.ENOENT, "the lock of the run was removed", str(self._lock_file))
 
     @property

@@ -54,7 +54,7 @@ _OTHER_MARKS = {
 """Byte order marks of other encodings."""
 
 
-def forget() -> None:
+def forget_text() -> None:
     """Frees the memory of the text that was read last."""
     _read_utf8.cache_clear()
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from sequences.prepared import open_splits, write_split
 from sequences.text import tokenization
-from sequences.text.corpora import SPLITS, Corpus, Document, forget
+from sequences.text.corpora import SPLITS, Corpus, Document, forget_text
 from sequences.text.tokenization import Tokenizer
 from storage.files import build_once, cache_folder, write_json
 
@@ -116,7 +116,7 @@ def prepare(
     try:
         build_once(target, build)
     finally:
-        forget()
+        forget_text()
     return target
 
 

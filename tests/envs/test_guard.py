@@ -98,7 +98,7 @@ def test_a_call_that_ignores_the_first_interruption_is_interrupted_again(monkeyp
         hang()
 
 
-def test_what_was_left_before_a_pause_of_the_limit_is_left_after_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_whole_time_is_left_after_what_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
     """The timer has rung once before a process was waited for; after that it may ring once again."""
     monkeypatch.setattr(guard, "_limit", 1e6)
     with guard.calling("env", "in step"):

@@ -184,6 +184,7 @@ def test_measures_are_those_of_single_images(tmp_path: Path, monkeypatch: pytest
 def test_measures_are_made_in_the_precision_of_the_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     data = images_of(folder(tmp_path / "pictures", 20))
+    torch.manual_seed(0)
     model = data.make_model().eval()
     bits = {}
     for precision in ("float32", "bfloat16"):
