@@ -259,3 +259,21 @@ def test_many_columns_are_folded() -> None:
 
     nine = f"DATA = {{ columns: {json.dumps(columns)} }};"
     assert evaluated(nine, "briefly(of, 0)", of=of).endswith("0 …")
+
+
+def test_a_step_has_one_place_in_charts_and_bars_and_is_found_there() -> None:
+    """In what is 400 pixels wide, behind the labels of an axis or not; the last step is 8 pixels before the end."""
+    chart = "const chart = new LineChart(made(), [{ name: 'a', colour: 'red', x: steps, y: steps }], shown);"
+    places = evaluated(
+        "episode = { values: steps };",
+        "const shown = { inset: { left: AXIS, right: INSET }, domain: [0, steps.length - 1] };",
+        chart,
+        "steps.map((at) => [chart.x(at), across(400, at, AXIS), stepAt(across(400, at, AXIS), 400, AXIS),"
+        " across(400, at), stepAt(across(400, at), 400)])",
+        steps=list(range(31)),
+    )
+    for at, (in_chart, in_bars, step, in_marks, marked) in enumerate(places):
+        assert in_chart == pytest.approx(in_bars)
+        assert in_bars == pytest.approx(48 + (400 - 48 - 8) * at / 30)
+        assert in_marks == pytest.approx(8 + (400 - 8 - 8) * at / 30)
+        assert step == marked == at
