@@ -13,11 +13,13 @@ import torch
 from torch import Tensor, nn
 
 from agent.actor_critic import Agent
-from agent.core.state import State, fill_state, leaves, map_state
+from agent.core.state import State, fill_state, leaves, map_state, offset_of
+from agent.core.transformer import Transformer
 from agent.trajectory import Observation, Sensed, sensed_of
 
 SEGMENT = "segment"
-"""The field of a core's state that holds what is in the segment so far; nothing at its beginning."""
+"""The field of a transformer's state that holds the segment so far. At its beginning that is nothing, so that it is no
+part of the explicit state. What states of other cores hold is not known; all of it is kept."""
 INSTRUCTION = "instruction"
 """Name of the part of an observation that has them, which is the last one."""
 
@@ -64,16 +66,16 @@ class ActingStep(nn.Module):
             agent.instruction.shares = False
             self.observation_names.append(INSTRUCTION)
         self.template = agent.initial_state(1)
-        self.segment_size = 0
-        if hasattr(self.template, SEGMENT):
-            self.segment_size = getattr(agent.config.core, "segment_size", 0)
+        counts_steps = offset_of(self.template) is not None
+        self.segment_size = getattr(agent.config.core, "segment_size", 1) if counts_steps else 0
+        self.drops_segment = isinstance(agent.core, Transformer)
         self.state_tensors = self._state_tensors()
 
     def _state_tensors(self) -> list[StateTensor]:
         """What the state is made of: the core's own state and, if the core has segments, that in progress."""
         found: list[StateTensor] = []
         for field, part in zip(self.template._fields, self.template, strict=True):
-            if field == SEGMENT:
+            if self._is_dropped(field):
                 continue
             by_layer = not isinstance(part, Tensor)
             for layer, leaf in enumerate(leaves(part)):
@@ -182,22 +184,26 @@ class ActingStep(nn.Module):
 
         # With the segment's last step, the core's state becomes that of the next segment's beginning.
         ended = offset == self.segment_size - 1
-        at_end = self._without_segment(output.state)
+        at_end = self._kept(output.state)
         after = [torch.where(ended, new, old) for new, old in zip(at_end, at_begin)]
         next_offset = torch.where(ended, torch.zeros_like(offset), offset + 1)
         return features, [*after, next_offset, segment, resets]
 
-    def _without_segment(self, state: State) -> list[Tensor]:
-        """The tensors of a core's state but those of the segment."""
+    def _kept(self, state: State) -> list[Tensor]:
+        """The tensors of a core's state that are part of the explicit state."""
         kept: list[Tensor] = []
         for field, part in zip(state._fields, state, strict=True):
-            if field != SEGMENT:
+            if not self._is_dropped(field):
                 kept += leaves(part)
         return kept
 
+    def _is_dropped(self, field: str) -> bool:
+        """Whether a field of the core's state is no part of the explicit state."""
+        return self.drops_segment and field == SEGMENT
+
     def _nested(self, tensors: tuple[Tensor, ...] | list[Tensor]) -> State:
         """The core's state at the beginning of a segment, in which the segment is empty."""
-        if not self.segment_size:
+        if not self.drops_segment:
             return fill_state(self.template, tensors)
         rows = tensors[0].shape[0] if tensors else 1
 

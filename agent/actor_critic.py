@@ -240,12 +240,15 @@ class Agent(nn.Module):
             return_attention: also return attention weights (slower).
 
         Raises:
-            ValueError: if the leading axes of the arguments differ; names the argument, the expected and actual shape.
+            ValueError: if the shapes of the arguments do not fit; names the argument, the expected and actual shape.
         """
         leading = image_of(observation).shape[:2]  # [B, T]
-        for name, value in (("last_action", last_action), ("last_reward", last_reward), ("reset", reset)):
-            if value.shape[:2] != leading:
-                raise ValueError(f"{name}: expected {list(leading)} as observation, got {list(value.shape)}")
+        of_action = (*leading, *self.distribution.none(1).shape[1:])
+        expected = {"last_action": of_action, "last_reward": leading, "reset": leading}
+        given = {"last_action": last_action, "last_reward": last_reward, "reset": reset}
+        for name, shape in expected.items():
+            if given[name].shape != shape:
+                raise ValueError(f"{name}: expected {list(shape)} as observation, got {list(given[name].shape)}")
         encoded = self.encode(observation, last_action, last_reward)
         inputs = encoded.inputs
 

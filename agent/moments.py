@@ -67,7 +67,14 @@ class Standardization(nn.Module):
         return variance.maximum(LEAST_DEVIATION**2 * size).sqrt()
 
     def forward(self, sensed: Sensed) -> Sensed:
-        """Standardizes the vectors [..., features] float32 among the parts of an observation."""
+        """Standardizes the vectors [..., features] float32 among the parts of an observation.
+
+        Raises:
+            ValueError: if there are other vectors than those whose moments are known.
+        """
+        sizes = [vectors.shape[-1] for vectors in vectors_of(sensed)]
+        if sizes != self.sizes:
+            raise ValueError(f"observation: expected vectors of {self.sizes} features, got {sizes}")
         means = self.mean.float().split(self.sizes)
         deviations = self.deviation.float().split(self.sizes)
         parts = sensed if isinstance(sensed, tuple) else (sensed,)

@@ -46,6 +46,56 @@ class Wide(CompressiveTransformer):
         super().__init__(sizes)
 
 
+class PhaseState(NamedTuple):
+    """average: as of `Average`. offset: steps into a round of `segment_size`, shared by all rows."""
+
+    average: Tensor
+    offset: int
+
+
+class Phase(Average):
+    """An average whose weight depends on the step of a round. Its state counts the steps, and has no segment."""
+
+    def __init__(self, model_size: int, segment_size: int = 4) -> None:
+        super().__init__(model_size)
+        self.segment_size = segment_size
+
+    def initial_state(self, batch_size: int) -> Any:
+        return PhaseState(super().initial_state(batch_size).average, 0)
+
+    def forward(self, inputs: Tensor, reset: Tensor, state: Any, return_attention: bool = False) -> CoreOutput:
+        steps = torch.arange(inputs.shape[1]) + state.offset
+        weights = 1 + steps % self.segment_size
+        output = super().forward(inputs * weights[:, None], reset, AverageState(state.average))
+        offset = (state.offset + inputs.shape[1]) % self.segment_size
+        return output._replace(state=PhaseState(output.state.average, offset))
+
+
+class WrappedState(NamedTuple):
+    """inner: of a core with segments. average: as of `Average`."""
+
+    inner: Any
+    average: Tensor
+
+
+class Wrapped(Average):
+    """An average beside a core whose state counts steps, deep in the state of both."""
+
+    def __init__(self, model_size: int, segment_size: int = 4) -> None:
+        super().__init__(model_size)
+        self.inner = Wide(model_size, segment_size)
+
+    def initial_state(self, batch_size: int) -> Any:
+        average = super().initial_state(batch_size).average
+        return WrappedState(self.inner.initial_state(batch_size), average)
+
+    def forward(self, inputs: Tensor, reset: Tensor, state: Any, return_attention: bool = False) -> CoreOutput:
+        inner = self.inner(inputs, reset, state.inner)
+        output = super().forward(inputs, reset, AverageState(state.average))
+        after = WrappedState(inner.state, output.state.average)
+        return CoreOutput(inner.features + output.features, after, inner.losses)
+
+
 class NoTuple(Average):
     """Its state is a tensor."""
 
@@ -58,6 +108,20 @@ class OtherRows(Average):
 
     def initial_state(self, batch_size: int) -> AverageState:
         return AverageState(super().initial_state(batch_size).average.T)
+
+
+class Listed(Average):
+    """Its state has a list."""
+
+    def initial_state(self, batch_size: int) -> Any:
+        return WrappedState([], super().initial_state(batch_size).average)
+
+
+class Counting(Phase):
+    """It counts from 1."""
+
+    def initial_state(self, batch_size: int) -> Any:
+        return super().initial_state(batch_size)._replace(offset=1)
 
 
 class NoOutput(Average):
@@ -131,6 +195,49 @@ class Mixing(Average):
         return super().forward(inputs - inputs.mean(dim=0), *arguments)
 
 
+class NextRow(Average):
+    """The last row sees the one before it."""
+
+    def forward(self, inputs: Tensor, *arguments: Any) -> CoreOutput:
+        seen = inputs.clone()
+        if len(inputs) > 1:
+            seen[-1] += inputs[-2]
+        return super().forward(seen, *arguments)
+
+
+class SeveralRows(Average):
+    """It drops the batch axis of a row alone."""
+
+    def forward(self, inputs: Tensor, *arguments: Any) -> CoreOutput:
+        return super().forward(inputs.squeeze(0), *arguments)
+
+
+class NoAttention(Average):
+    """It cannot be asked for attention weights."""
+
+    def forward(self, inputs: Tensor, reset: Tensor, state: Any) -> CoreOutput:  # type: ignore[override]
+        return super().forward(inputs, reset, state)
+
+
+class OtherLosses(Average):
+    """Its loss is a tensor."""
+
+    def forward(self, *arguments: Any) -> CoreOutput:
+        output = super().forward(*arguments)
+        losses: Any = {"size": output.features.square().mean()}
+        return output._replace(losses=losses)
+
+
+class AtBorders(Average):
+    """It forgets at every third step alone."""
+
+    def forward(self, inputs: Tensor, reset: Tensor, *arguments: Any) -> CoreOutput:
+        if inputs.shape[1] > 1:
+            is_border = torch.arange(inputs.shape[1]) % 3 == 0
+            reset = reset & is_border
+        return super().forward(inputs, reset, *arguments)
+
+
 class Remembering(Average):
     """It forgets nothing at a reset."""
 
@@ -159,16 +266,23 @@ class LastState(Average):
 
 BROKEN = {
     NoTuple: "initial_state: expected a NamedTuple of tensors, got Tensor",
+    Listed: "initial_state: state: expected tensors, ints, None, KVCache and tuples of them, got list",
     OtherRows: r"initial_state: expected tensors of 3 rows, got one of \[8, 3\]",
+    Counting: "initial_state: expected the offset 0 into the segment, got 1",
     NoOutput: "forward: expected a CoreOutput, got tuple",
+    NoAttention: r"forward: expected a result for inputs \[3, 6, 8\], resets, .*TypeError: .* positional arguments",
     OtherSize: r"features: expected torch.float32 \[3, 6, 8\], got torch.float32 \[3, 6, 7\]",
     Infinite: "features: expected finite numbers",
     Growing: r"state: expected .* AverageState of torch.float32 \[3, 8\], got .* \[3, 16\]",
+    OtherLosses: r"losses: expected a dict of agent.core.Mean, empty for none, got \{'size': tensor",
     InPlace: "expected a call to leave its state as it was",
     Detached: "features: expected a gradient",
     ByCall: "the same features in one call as in calls of one step each, got",
+    AtBorders: "the same features in one call as in calls of one step each, got",
     Seeing: "in one call as in calls of one step each, got",
     Mixing: "in rows beside one that changes, got",
+    NextRow: "in rows beside one that changes, got",
+    SeveralRows: r"forward: expected a result for inputs \[1, 6, 8\], resets, a state and return_attention, got",
     FirstState: "the same features in one call as in two, got",
     LastState: "the same state in one call as in two, got",
     Remembering: "after a reset, when what was before it changes, got",

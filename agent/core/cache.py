@@ -47,6 +47,12 @@ class KVCache:
         values = function(*(cache.values for cache in caches))
         return replace(self, keys=keys, values=values, newest=False)
 
+    def map_shared(self, function: Callable[[Tensor], Tensor]) -> "KVCache":
+        """Applies a function to the tensors that the batch shares."""
+        far = None if self.far is None else function(self.far)
+        far_index = None if self.far_index is None else function(self.far_index)
+        return replace(self, near=function(self.near), far=far, far_index=far_index)
+
     def write(self, slots: Tensor, new: Tensor, begin: int) -> Tensor:
         """Returns `slots` [..., S, D] with `new` [..., T, D] from `begin` on: in place if this is the newest state."""
         end = begin + new.shape[-2]

@@ -267,8 +267,7 @@ class CompressiveTransformer(Transformer[CompressiveState, LayerState]):
         """Zero slots, none of which belongs to an episode, at offset 0."""
         zeros = next(self.parameters()).new_zeros
         model_size = self.config.model_size
-        any_compressed = any(layer.sizes.compressed for layer in self.layers)
-        measures_usage = self.config.compression == "most-used" and any_compressed
+        measures_usage = self._measures_usage()
 
         segment: list[Tensor] = []
         memory: list[Tensor] = []
@@ -294,6 +293,11 @@ class CompressiveTransformer(Transformer[CompressiveState, LayerState]):
             source=tuple(source),
         )
 
+    def _measures_usage(self) -> bool:
+        """Whether states know how much attention memories have received."""
+        any_compressed = any(layer.sizes.compressed for layer in self.layers)
+        return self.config.compression == "most-used" and any_compressed
+
     def older_slots(self, state: CompressiveState) -> tuple[Tensor, ...]:
         """The compressed slots."""
         return state.compressed
@@ -301,6 +305,9 @@ class CompressiveTransformer(Transformer[CompressiveState, LayerState]):
     def split(self, state: CompressiveState) -> list[LayerState]:
         """See `Transformer`."""
         assert state.cache is not None
+        if bool(state.usage) != self._measures_usage():
+            expected = "the usage of memories" if self._measures_usage() else "no usage of memories"
+            raise ValueError(f"state: expected {expected} for compression {self.config.compression}, got the opposite")
         layer_states = []
         for index in range(len(self.layers)):
             usage = None

@@ -121,8 +121,9 @@ def finite(tensor: Tensor) -> Tensor:
 
 
 def mark_broken(features: Tensor, inputs: Tensor) -> Tensor:
-    """Sets features [B, T, D] to NaN where the inputs [B, T, D] were not finite: at that step, and nowhere else."""
-    return torch.add(features, inputs.detach(), alpha=0)  # 0 x NaN is NaN
+    """Sets all features [B, T, D] of a step to NaN if one of its inputs [B, T, D] was not finite."""
+    zeros = 0 * inputs.detach()  # 0 x NaN is NaN
+    return features + zeros.sum(dim=-1, keepdim=True)
 
 
 def full_precision(x: Tensor) -> torch.autocast:

@@ -135,6 +135,7 @@ class FFM(Recurrent[FFMState]):
     """Layers of `FFMLayer`s, each followed by an MLP, as in the paper's agents; norms are at the inputs of both."""
 
     state_type = FFMState
+    needs_float32 = True
     config: FFMConfig
     recurrences: Sequence[FFMLayer]
 

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from .contract import Core
-from .state import State, fill_state, leaves
+from .state import State, fill_state, leaves, offset_of, with_offset
 
 
 class FlatCore(nn.Module):
@@ -91,7 +91,7 @@ class FlatCore(nn.Module):
             columns.append(flat.to(like))
 
         # Cores without segments have no offset.
-        count = getattr(state, "offset", 0) + 1
+        count = (offset_of(state) or 0) + 1
         count_column = torch.full_like(like[:, :1], count)
         columns.append(count_column)
         return torch.cat(columns, dim=1)
@@ -107,10 +107,7 @@ class FlatCore(nn.Module):
         for column, leaf in zip(columns, first_leaves, strict=True):
             difference = column.reshape(len(flat), *leaf.shape[1:])
             restored.append(difference.to(leaf.dtype) + leaf)
-        state = fill_state(first, restored)
-        if hasattr(state, "offset"):
-            return state._replace(offset=offset)
-        return state
+        return with_offset(fill_state(first, restored), offset)
 
 
 class _Attach(torch.autograd.Function):

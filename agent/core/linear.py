@@ -122,6 +122,7 @@ class LRU(Recurrent[LRUState]):
     """Layers of `LRULayer`s, each followed by an MLP; norms are at the inputs of both."""
 
     state_type = LRUState
+    needs_float32 = True
 
     def __init__(self, config: LRUConfig) -> None:
         super().__init__()
@@ -314,6 +315,7 @@ class DeltaNet(Recurrent[DeltaNetState]):
     """Layers of `DeltaNetLayer`s, each followed by an MLP; norms are at the inputs of both."""
 
     state_type = DeltaNetState
+    needs_float32 = True
 
     def __init__(self, config: DeltaNetConfig) -> None:
         super().__init__()

@@ -38,6 +38,8 @@ class Recurrent(Core, Generic[StateT]):
     state_type: ClassVar[Any]
     """The NamedTuple of the core's states."""
     config: LSTMConfig | BlocksConfig
+    needs_float32: ClassVar[bool] = False
+    """Whether a step may forget less than the digits of a narrower number can show."""
 
     @property
     def state_size(self) -> int:
@@ -62,6 +64,9 @@ class Recurrent(Core, Generic[StateT]):
             sizes = [layer.shape[1] for layer in field]
             if sizes != expected:
                 raise ValueError(f"state: expected features by layer {expected}, got {sizes}")
+        if self.needs_float32 and inputs.dtype == next(self.parameters()).dtype and inputs.element_size() < 4:
+            name = type(self).__name__
+            raise ValueError(f"{name}: expected parameters of at least float32, with autocast, got {inputs.dtype}")
 
 
 class StepByStep(Recurrent[StateT]):

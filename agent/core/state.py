@@ -114,6 +114,36 @@ def fill_state(like: State, tensors: Iterable[Tensor]) -> State:
     return map_state(lambda _: next(remaining), like)
 
 
+def offset_of(state: State) -> int | None:
+    """The steps so far of the segment in progress, which all rows share; None if the state does not count them.
+
+    Raises:
+        ValueError: if several parts of the state count, and differ.
+    """
+    found = set(_integers(state))
+    if len(found) > 1:
+        raise ValueError(f"state: expected one offset into the segment, got {sorted(found)}")
+    return found.pop() if found else None
+
+
+def with_offset(state: State, offset: int) -> State:
+    """The state with this offset wherever it counts steps; its tensors stay as they are."""
+    if isinstance(state, int):
+        return offset
+    if isinstance(state, tuple):
+        return _like(state, [with_offset(part, offset) for part in state])
+    return state
+
+
+def _integers(state: State) -> Iterator[int]:
+    """Yields the integers of a state."""
+    if isinstance(state, int):
+        yield state
+    elif isinstance(state, tuple):
+        for part in state:
+            yield from _integers(part)
+
+
 def concatenate_states(states: Sequence[State]) -> State:
     """Joins states along the batch."""
     return map_state(lambda *parts: torch.cat(parts, dim=0), *states)
@@ -129,12 +159,23 @@ def index_state(state: State, index: slice | Tensor | list[int]) -> State:
 
 def detach_state(state: State) -> State:
     """Detaches the state from the graph that made it."""
-    return map_state(Tensor.detach, state)
+    return _map_everything(Tensor.detach, state)
 
 
 def state_to(state: State, device: torch.device | str) -> State:
     """Moves the state to a device."""
-    return map_state(lambda leaf: leaf.to(device, non_blocking=True), state)
+    return _map_everything(lambda leaf: leaf.to(device, non_blocking=True), state)
+
+
+def _map_everything(function: Callable[[Tensor], Tensor], state: State) -> State:
+    """Applies a function to all tensors, also to those of caches that the batch shares."""
+    if state is None or isinstance(state, int):
+        return state
+    if isinstance(state, KVCache):
+        return state.map(function).map_shared(function)
+    if isinstance(state, tuple):
+        return _like(state, [_map_everything(function, part) for part in state])
+    return function(state)
 
 
 def state_bytes(state: State) -> int:

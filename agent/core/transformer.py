@@ -481,16 +481,24 @@ class Transformer(Core, Generic[StateT, LayerStateT]):
         return masks
 
     def _check_sizes(self, state: StateT) -> None:
-        """Raises a ValueError if the state has other numbers of slots than the layers."""
+        """Raises a ValueError if the state has other slots than the layers, or an offset that is in no segment."""
+        model_size = self.config.model_size
         expected = [layer.sizes.stored for layer in self.layers]
         found = []
         of_layers = zip(state.segment, state.memory, self.older_slots(state))
         for segment, memory, older in of_layers:
+            for slots in (segment, memory, older):
+                if slots.shape[-1] != model_size:
+                    raise ValueError(f"state: expected slots of {model_size} features, got {slots.shape[-1]}")
             older_sizes = older.shape[1:-1]
             found.append((segment.shape[1], memory.shape[1], *older_sizes))
         if found != expected:
             fields = f"segment, memory, {self.attention_kinds[0]}"
             raise ValueError(f"state: expected slots ({fields}) by layer {expected}, got {found}")
+        last = self.config.segment_size - 1
+        # A compiled graph holds for many offsets, and would be made anew for each that is compared.
+        if not torch.compiler.is_compiling() and not 0 <= state.offset <= last:
+            raise ValueError(f"state: expected an offset of 0..{last} into the segment, got {state.offset}")
 
     # The cache.
 
@@ -549,7 +557,7 @@ class Transformer(Core, Generic[StateT, LayerStateT]):
             if size is None:
                 continue
             if name not in self.resizable:
-                raise ValueError(f"{name}: expected none for a core with {older}, got {size}")
+                raise ValueError(f"sizes: expected {' or '.join(self.resizable)} of this core, got {name}={size}")
             given[name] = size
 
         # What compresses or files memories exists only in layers that have older slots.

@@ -91,6 +91,10 @@ class WaveNet(Core):
         """See `Core`."""
         config = self.config
         check_call(inputs, reset, state, config.model_size, WaveNetState)
+        expected = [((config.kernel_size - 1) * dilation, config.model_size) for dilation in config.dilations]
+        found = [tuple(past.shape[1:]) for past in state.past]
+        if found != expected:
+            raise ValueError(f"state: expected past inputs (steps, features) by layer {expected}, got {found}")
         age = _ages(reset, state.age)
         stream = finite(inputs)
         skips = torch.zeros((), device=inputs.device)

@@ -159,7 +159,13 @@ def test_instructions_matter_and_are_trained() -> None:
 
 @pytest.mark.parametrize(
     ("name", "change"),
-    [("last_action", lambda x: x.T), ("last_reward", lambda x: x.T), ("reset", lambda x: x[:, 0])],
+    [
+        ("last_action", lambda x: x.T),
+        ("last_action", lambda x: x[..., None]),
+        ("last_reward", lambda x: x.T),
+        ("last_reward", lambda x: x[..., None]),
+        ("reset", lambda x: x[:, 0]),
+    ],
 )
 def test_arguments_of_other_shapes_are_named(name: str, change: Any) -> None:
     agent = make_agent(CORES["memoryless"])

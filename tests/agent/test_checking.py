@@ -8,7 +8,7 @@ import torch
 
 from agent.core import CORES, Core, CustomCoreConfig, check_core, make_core, matched_cores
 from agent.core.matching import bytes_of_state, with_state_of
-from tests.custom_cores import BROKEN, Average, Wide
+from tests.custom_cores import BROKEN, Average, Phase, Wide, Wrapped
 
 HERE = "tests.custom_cores"
 SIZES = {"model_size": 8, "num_layers": 2, "num_heads": 2, "mlp_size": 8, "segment_size": 4}
@@ -18,6 +18,17 @@ SIZES = {"model_size": 8, "num_layers": 2, "num_heads": 2, "mlp_size": 8, "segme
 def test_our_own_cores_pass(name: str) -> None:
     config = matched_cores(SIZES, memory=4, compressed=4)[name]
     check_core(make_core(config), 8, getattr(config, "segment_size", 1))
+
+
+@pytest.mark.parametrize("kind", [Phase, Wrapped])
+def test_cores_that_count_steps_in_their_own_way_pass(kind: type[Core]) -> None:
+    check_core(kind(8), 8, segment_size=4)
+
+
+def test_other_modules_are_no_cores() -> None:
+    other: Any = torch.nn.Linear(8, 8)
+    with pytest.raises(ValueError, match=r"core: expected an instance of agent.core.Core, got Linear"):
+        check_core(other, 8)
 
 
 @pytest.mark.parametrize("kind", BROKEN, ids=lambda kind: kind.__name__)

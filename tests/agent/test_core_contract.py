@@ -268,7 +268,9 @@ def test_what_is_not_finite_is_gone_with_its_step(
 
         core.zero_grad()
         output = core(inputs, sequence.reset, state)
-        assert torch.equal(output.features.isfinite().all(dim=2), inputs.isfinite().all(dim=2))
+        good = inputs.isfinite().all(dim=2)
+        assert output.features[good].isfinite().all()
+        assert output.features[~good].isnan().all()
         (output.features[0, 13:].square().mean() + sum_losses(output)).backward()
         grads = tuple(parameter.grad for parameter in core.parameters() if parameter.grad is not None)
 
@@ -436,10 +438,15 @@ def test_bad_arguments_are_named(build: Callable[..., Any], config: Any) -> None
     if list(leaves(state)):
         floats = map_state(lambda leaf: leaf.float() if leaf.is_floating_point() else leaf, state)
         wrong["state"] += [core.initial_state(3), state_to(state, "meta"), floats]
-    # A larger memory.
+    # A larger memory, more features, and steps that no segment has.
     if config in WITH_SEGMENTS.values():
         wider = dataclasses.replace(config, memory_size=tuple(sizes.memory + 2 for sizes in config.layer_sizes))
         wrong["state"].append(build(wider).initial_state(2))
+        broader = map_state(lambda leaf: torch.cat([leaf, leaf], dim=-1) if leaf.ndim > 2 else leaf, state)
+        wrong["state"] += [broader, state._replace(offset=-1), state._replace(offset=config.segment_size)]
+    # Another dilation, and one layer fewer.
+    if isinstance(config, WaveNetConfig):
+        wrong["state"] += [state._replace(past=state.past[::-1]), state._replace(past=state.past[1:])]
 
     good = {"inputs": inputs, "reset": reset, "state": state}
     for name, values in wrong.items():
@@ -457,3 +464,12 @@ def test_states_at_different_offsets_are_not_joined(build: Callable[..., Any], c
             concatenate_states(states)
     else:
         concatenate_states(states)
+
+
+@pytest.mark.parametrize("name", ["lru", "ffm", "deltanet"])
+@pytest.mark.parametrize("steps", [1, 9])
+def test_slow_forgetting_needs_float32(build: Callable[..., Any], name: str, steps: int) -> None:
+    """Also in single steps, which torch could compute: they would forget what is nearly kept."""
+    core = build(next(iter(CONFIGS[name].values()))).bfloat16()
+    with pytest.raises(ValueError, match=r"expected parameters of at least float32, .*, got torch\.bfloat16"):
+        core(normal(2, steps, SIZE).bfloat16(), resets(2, steps), core.initial_state(2))

@@ -6,12 +6,14 @@ from typing import Any
 import pytest
 import torch
 
-from agent.core import CORES, FlatCore
+from agent.core import CORES, CustomCoreConfig, FlatCore
 from tests.agent.cores import CONFIGS, SIZE
 from tests.agent.tiny import assert_same, normal, resets, sum_losses
 
 FIRST = {name: next(iter(CONFIGS[name].values())) for name in CORES}
 FIRST["most-used"] = CONFIGS["compressive"]["most-used"]
+for name in ("Phase", "Wrapped"):  # they count steps without a segment, and within another state
+    FIRST[name] = CustomCoreConfig(f"tests.custom_cores:{name}", SIZE, ("segment_size=4",))
 
 first_of_each = pytest.mark.parametrize("config", FIRST.values(), ids=FIRST)
 

@@ -1,7 +1,9 @@
 """Running moments of observations, and what agents make of them."""
 
+import re
 from typing import Any
 
+import pytest
 import torch
 
 from agent import Agent, AgentConfig
@@ -55,6 +57,15 @@ def test_moments_are_those_of_a_whole_run() -> None:
     module.update_statistics(module.sums(second))
     old, new = elements_of(first).mean(dim=0), elements_of(second).mean(dim=0)
     torch.testing.assert_close(module.mean, (5000 * old + new) / 5001)
+
+
+@pytest.mark.parametrize("sizes", [[4], [4, 2, 1], [4, 1], [1, 2]])
+def test_other_vectors_are_refused(sizes: list[int]) -> None:
+    """Those of one feature would become several."""
+    sensed = tuple(torch.zeros(3, 5, size) for size in sizes)
+    expected = re.escape(f"observation: expected vectors of [4, 2] features, got {sizes}")
+    with pytest.raises(ValueError, match=expected):
+        Standardization(SIZES)(sensed)
 
 
 def test_vectors_are_standardized_and_images_stay() -> None:

@@ -354,7 +354,7 @@ def test_resized_equals_a_core_built_with_these_sizes(build: Callable[..., Any])
 
     with pytest.raises(ValueError, match=r"window: expected 0 exactly where it was 0 before \(\(3, 0\)\), got 4"):
         core.resized(window=4)
-    with pytest.raises(ValueError, match="compressed_size: expected none for a core with window, got 4"):
+    with pytest.raises(ValueError, match="sizes: expected memory_size or window of this core, got compressed_size=4"):
         core.resized(memory_size=3, compressed_size=4)
 
 

@@ -167,6 +167,22 @@ def test_states_with_a_cache_may_be_continued_more_than_once(build: Callable[...
     assert learned.state.segment[0] is not first.segment[0], "learning never writes into its arguments"
 
 
+@pytest.mark.parametrize("position", ["slot", "time"])
+def test_a_whole_cache_is_detached_and_moved(build: Callable[..., Any], position: str) -> None:
+    """With the encodings of distances, which rows share."""
+    core = build(config_of(num_layers=1, compressed_position=position))
+    cached = core.with_cache(core.initial_state(2))
+
+    def tensors(state: Any) -> list[Tensor]:
+        (cache,) = state.cache
+        parts = [cache.keys, cache.values, cache.near]
+        return parts if cache.far is None else [*parts, cache.far]
+
+    assert all(part.requires_grad for part in tensors(cached))
+    assert not any(part.requires_grad for part in tensors(detach_state(cached)))
+    assert all(part.is_meta for part in tensors(state_to(cached, "meta")))
+
+
 def test_a_cache_means_that_only_new_steps_are_projected(
     build: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:

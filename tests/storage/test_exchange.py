@@ -14,6 +14,7 @@ import torch
 from agent import Agent, AgentConfig
 from agent.acting_step import ActingStep
 from agent.core import CORES as NAMES
+from agent.core import CustomCoreConfig
 from agent.encoders import has_parts, part_shapes
 from agent.policies import Choice, Numbers
 from agent.trajectory import Observation
@@ -23,6 +24,11 @@ from tests.agent.cores import CONFIGS, SIZE
 CORES: dict[str, Any] = {name: next(iter(CONFIGS[name].values())) for name in NAMES}
 CORES["most-used"] = CONFIGS["compressive"]["most-used"]
 CORES["clock"] = CONFIGS["compressive"]["pre-clock"]
+CUSTOM = {
+    name: CustomCoreConfig(f"tests.custom_cores:{name}", SIZE, ("segment_size=4",))
+    for name in ("Wide", "Phase", "Wrapped")
+}
+"""They count steps beside a segment, without one, and deep in their state."""
 IMAGE = (12, 16, 3)
 VECTOR = (5,)
 WORDS = 12
@@ -102,10 +108,10 @@ def play(agent: Agent, rows: int, count: int) -> Any:
         yield parameters, policy.effect(policy.mode(parameters)), output.value[:, 0]
 
 
-@pytest.mark.parametrize("core", CORES)
+@pytest.mark.parametrize("core", [*CORES, *CUSTOM])
 def test_the_step_with_an_explicit_state_acts_as_the_agent_does(core: str) -> None:
     """Over several segments, with resets."""
-    agent = make_agent(CORES[core], skip=True)
+    agent = make_agent((CORES | CUSTOM)[core], skip=True)
     step = ActingStep(agent)
     state = step.initial_state(3)
     for given, expected in zip(steps(agent, 3, 50), play(agent, 3, 50), strict=True):
