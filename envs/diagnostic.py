@@ -4,6 +4,7 @@
 from the literature are in `retention` and `rewriting`.
 """
 
+import math
 from typing import Any, ClassVar
 
 import numpy as np
@@ -11,6 +12,7 @@ from gymnasium import spaces
 from numpy.typing import NDArray
 
 from envs.batched import BatchedEnv, Step, draw
+from envs.outputs import MOST_NUMBERS
 
 
 class DiagnosticEnv(BatchedEnv):
@@ -26,8 +28,18 @@ class DiagnosticEnv(BatchedEnv):
     action_names: ClassVar[tuple[str, ...]] = ()
     element_names: tuple[str, ...] = ()
     shapes: dict[str, tuple[int, ...]] = {}  # noqa: RUF012 (subclasses replace it)
+    largest: ClassVar[float] = 1.0
+    """The largest number of an observation; the least is 0."""
 
-    def __init__(self, num_envs: int, observation_space: spaces.Box, num_actions: int) -> None:
+    def __init__(self, num_envs: int, num_features: int, num_actions: int) -> None:
+        """Observations are vectors of `num_features`.
+
+        Raises:
+            ValueError: if the observation or the state of one environment would have more than `MOST_NUMBERS`.
+        """
+        for what, number in (("observation", num_features), *self._sizes_of_state()):
+            if number > MOST_NUMBERS:
+                raise ValueError(f"{what}: expected fields that need at most {MOST_NUMBERS:,} numbers, got {number:,}")
         self.rng = np.zeros(num_envs, np.uint64)
         over = np.zeros(num_envs, bool)
         arrays: dict[str, NDArray] = {"rng": self.rng, "over": over}
@@ -35,12 +47,17 @@ class DiagnosticEnv(BatchedEnv):
             shape_of_row = self.shapes.get(name, ())
             arrays[name] = np.zeros((num_envs, *shape_of_row), np.int64)
             setattr(self, name, arrays[name])
+        observation_space = spaces.Box(0, self.largest, (num_features,), np.float32)
         super().__init__(num_envs, observation_space, num_actions, arrays=arrays, over=over)
 
         if self.action_names:
             self.metadata["action_names"] = self.action_names
         if self.element_names:
             self.metadata["element_names"] = self.element_names
+
+    def _sizes_of_state(self) -> list[tuple[str, int]]:
+        """The name and the number of elements of each array in the state of one environment."""
+        return [(name, math.prod(shape)) for name, shape in self.shapes.items()]
 
     def act(self, actions: NDArray[np.int64]) -> Step:
         """Takes `actions` [N] in all rows, also in those that then begin an episode."""
@@ -71,7 +88,7 @@ class Recall(DiagnosticEnv):
         self.delay = delay
         self.symbols = symbols
         self.reward = reward
-        super().__init__(num_envs, spaces.Box(0, 1, (symbols + 1,), np.float32), symbols)
+        super().__init__(num_envs, symbols + 1, symbols)
 
     @staticmethod
     def scores(symbols: int = 4, reward: float = 1.0, **_: Any) -> dict[str, float]:
@@ -114,11 +131,12 @@ class TMaze(DiagnosticEnv):
     def __init__(self, num_envs: int, length: int = 10) -> None:
         require_least(1, length=length)
         self.length = length
-        super().__init__(num_envs, spaces.Box(0, 1, (3,), np.float32), 3)
+        super().__init__(num_envs, 3, 3)
 
     @staticmethod
     def scores(**_: Any) -> dict[str, float]:
-        return {"oracle": 1.0, "memoryless": 0.0, "random": 0.0}
+        # Without memory, an agent may walk only if the sign says left, and always turn left; else it waits for 0.
+        return {"oracle": 1.0, "memoryless": 0.5, "random": 0.0}
 
     def begin(self, rows: NDArray[np.bool_]) -> None:
         self.side[rows] = draw(self, rows, 2)

@@ -69,8 +69,8 @@ def make_env(name: str, /, **fields: Any) -> Env:
         raise ValueError("expected an id such as CartPole-v1, or package:id")
     identity = spec_of_object(name) or register(name)
     is_object = isinstance(identity, EnvSpec)
-    of_images = _taken(identity, fields, ("shrink",))
-    of_view = _taken(identity, fields, ("view", "tile"))
+    of_images = _pop_ours(identity, fields, ("shrink",))
+    of_view = _pop_ours(identity, fields, ("view", "tile"))
     if isinstance(identity, EnvSpec) and "id" in fields:  # which `gymnasium.make` calls its own first parameter
         identity.kwargs["id"] = fields.pop("id")
     try:
@@ -103,8 +103,8 @@ def make_env(name: str, /, **fields: Any) -> Env:
     return adapt(env, **of_images)
 
 
-def _taken(identity: str | EnvSpec, fields: dict[str, Any], names: Sequence[str]) -> dict[str, Any]:
-    """Takes those of the names out of the fields that are no parameters of the environment itself."""
+def _pop_ours(identity: str | EnvSpec, fields: dict[str, Any], names: Sequence[str]) -> dict[str, Any]:
+    """Removes from the fields those of the names that are no parameters of the environment itself, and returns them."""
     names = [name for name in names if name in fields]
     if not names:
         return {}

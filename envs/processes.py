@@ -54,7 +54,7 @@ def batch(make: MakeEnv, num_envs: int, processes: int = 0, quiet: bool = False)
         processes: how many processes of their own share them, at most `num_envs`; 0 for this process.
         quiet: show what the processes write to standard error only if one dies: its last line.
     """
-    if not isinstance(processes, int) or processes < 0:
+    if type(processes) is not int or processes < 0:
         raise ValueError(f"processes: expected a whole number, got {processes!r}")
     if processes:
         return ProcessVectorEnv(make, num_envs, min(processes, num_envs), quiet)

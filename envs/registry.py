@@ -7,6 +7,7 @@ import dataclasses
 import functools
 import inspect
 import os
+import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -53,8 +54,10 @@ def rooms_config(name: str, overrides: dict[str, str]) -> RoomsConfig:
         changes["shapes"] = tuple(overrides["shapes"].split("+"))
     if "colours" in overrides:
         colours = overrides["colours"].split("+")
-        with suppress(ValueError):  # RoomsConfig raises one that names the field
-            changes["colours"] = tuple(tuple(bytes.fromhex(colour)) for colour in colours)
+        if not all(re.fullmatch("[0-9a-fA-F]{6}", colour) for colour in colours):
+            got = overrides["colours"]
+            raise ValueError(f"colours: expected six hexadecimal digits each, as in ff0000+00ff00, got {got!r}")
+        changes["colours"] = tuple(tuple(bytes.fromhex(colour)) for colour in colours)
     return dataclasses.replace(config, **changes)
 
 

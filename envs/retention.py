@@ -6,7 +6,6 @@ Each names its paper. Where a paper leaves a rule open, the class says which way
 from typing import Any
 
 import numpy as np
-from gymnasium import spaces
 from numpy.typing import NDArray
 
 from envs.batched import Step, draw
@@ -35,7 +34,7 @@ class PassiveTMaze(DiagnosticEnv):
     def __init__(self, num_envs: int, length: int = 10) -> None:
         require_least(1, length=length)
         self.length = length
-        super().__init__(num_envs, spaces.Box(0, 1, (4,), np.float32), 4)
+        super().__init__(num_envs, 4, 4)
 
     @staticmethod
     def scores(length: int = 10, **_: Any) -> dict[str, float]:
@@ -106,7 +105,7 @@ class RepeatPrevious(DiagnosticEnv):
         self.symbols = symbols
         self.steps = steps
         self.shapes = {"shown": (delay + 1,)}
-        super().__init__(num_envs, spaces.Box(0, 1, (symbols,), np.float32), symbols)
+        super().__init__(num_envs, symbols, symbols)
 
     @staticmethod
     def scores(symbols: int = 4, **_: Any) -> dict[str, float]:
@@ -163,7 +162,7 @@ class VisualMatch(DiagnosticEnv):
         self.delay = delay
         self.symbols = symbols
         self.apple = float(apple)
-        super().__init__(num_envs, spaces.Box(0, 1, (symbols + 3,), np.float32), symbols)
+        super().__init__(num_envs, symbols + 3, symbols)
 
     @staticmethod
     def scores(delay: int = 20, symbols: int = 3, apple: float = 0.0, **_: Any) -> dict[str, float]:
@@ -217,7 +216,7 @@ class KeyToDoor(DiagnosticEnv):
         require_not_negative(apple=apple)
         self.delay = delay
         self.apple = float(apple)
-        super().__init__(num_envs, spaces.Box(0, 1, (5,), np.float32), 2)
+        super().__init__(num_envs, 5, 2)
 
     @staticmethod
     def scores(delay: int = 20, apple: float = 0.0, **_: Any) -> dict[str, float]:

@@ -7,7 +7,6 @@ with values that change. Where the paper leaves a rule open, the class says whic
 from typing import Any
 
 import numpy as np
-from gymnasium import spaces
 from numpy.typing import NDArray
 
 from envs.batched import Step, draw
@@ -45,7 +44,7 @@ class EndlessTMaze(DiagnosticEnv):
         self.element_names = ("sign left", "sign right", "junction")
         if position:
             self.element_names += ("place",)
-        super().__init__(num_envs, spaces.Box(0, 1, (3 + position,), np.float32), 3)
+        super().__init__(num_envs, 3 + position, 3)
 
     @staticmethod
     def scores(corridors: int = 10, **_: Any) -> dict[str, float]:
@@ -117,7 +116,7 @@ class Association(DiagnosticEnv):
         self.values = values
         self.steps = steps
         self.shapes = {"value": (keys,)}
-        super().__init__(num_envs, spaces.Box(0, 1, (keys + values,), np.float32), values)
+        super().__init__(num_envs, keys + values, values)
 
     @staticmethod
     def scores(keys: int = 8, values: int = 4, steps: int = 64, **_: Any) -> dict[str, float]:
@@ -174,17 +173,17 @@ def nth_free(number: NDArray[np.int64], taken: NDArray[np.int64]) -> NDArray[np.
 
 
 class ColorCubes(DiagnosticEnv):
-    """Cubes of N colours on a grid: go to the cube of the target's colour. Where cubes are is shown only when one
-    moves.
+    """Cubes of N colours on a grid: go to the cube of the target's colour. Where cubes are is shown only when one was
+    put down.
 
     An episode asks for `targets` targets, one after the other. Actions are right, left, up, down and take. To take the
-    target's cube is worth 1 / targets; to take any other, or nothing, ends the episode. A taken cube moves to a free
-    cell, and the next target is another colour. Besides, in every step, with probability `teleport`, one cube that is
-    not the target moves to a free cell. All cubes are shown at the start of the episode and whenever one has moved, and
-    never else, so that what is remembered has to be corrected. With `extreme` all later pictures show which cells have
-    a cube and not their colours: what moved follows from what was there before. With `area` all of it happens in
-    that many rows and columns of the grid: an easier task with the same observation space, to learn before or beside
-    the whole one.
+    target's cube is worth 1 / targets; to take any other, or nothing, ends the episode. A taken cube is put into a cell
+    without another cube, perhaps its own, and the next target is another colour. In every step without a correct take,
+    with probability `teleport`, one cube that is not the target is put down in the same way. All cubes are shown at the
+    start of the episode and whenever one was put down, and never else, so that what is remembered has to be corrected.
+    With `extreme` all later pictures show which cells have a cube and not their colours: what moved follows from what
+    was there before. With `area` all of it happens in that many rows and columns of the grid: an easier task with the
+    same observation space, to learn before or beside the whole one.
 
     The paper gives the idea and names (Trivial: `teleport=0`; Medium; Extreme); size of the grid, numbers, probability,
     rewards, and that a wrong cube ends the episode are choices made here. Episodes are truncated after 8 size targets
@@ -231,12 +230,12 @@ class ColorCubes(DiagnosticEnv):
         self.teleport = float(teleport)
         self.extreme = extreme
         self.area = area
-        cells = np.arange(area * area)
-        self.place_in_grid = cells // area * size + cells % area
         self.shapes = {"cell": (colours,)}
         self.limit = 8 * size * targets
         self.features = 2 * size + colours + 1 + size * size * (colours + 1)
-        super().__init__(num_envs, spaces.Box(0, 1, (self.features,), np.float32), 5)
+        super().__init__(num_envs, self.features, 5)
+        cells = np.arange(area * area)
+        self.place_in_grid = cells // area * size + cells % area
 
     @staticmethod
     def scores(size: int = 5, targets: int = 5, area: int | None = None, **_: Any) -> dict[str, float]:
@@ -261,7 +260,7 @@ class ColorCubes(DiagnosticEnv):
         self.shown[rows] = 1
 
     def _move(self, rows: NDArray[np.bool_], colours: NDArray[np.int64]) -> None:
-        """Puts the cube of the colour in `colours` [N] into a free cell, in `rows` [N]."""
+        """Puts the cube of the colour in `colours` [N] into a cell without another cube, in `rows` [N]."""
         index = np.flatnonzero(rows)
         if not index.size:
             return

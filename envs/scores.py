@@ -46,7 +46,8 @@ error 0.03; 32768 of the others, 0.03 to 0.12)."""
 def reference_scores(spec: str) -> dict[str, float | None]:
     """Mean scores per episode of "human", "random", "oracle" and the best "memoryless" player, None where not known.
 
-    Makes no environment. Those of several tasks are means over them, where all have one.
+    Those of several tasks are means over them, where all have one. No environment is made but of diagnostic tasks, to
+    check their fields.
 
     On the levels of DMLab-30, with any observations and actions, and on the re-created one, "human" and "random" are
     the published scores that define human-normalised ones; elsewhere "random" is from `MEASURED`.
@@ -69,9 +70,10 @@ def _scores_of_task(spec: str) -> dict[str, float | None]:
     if kind == "diagnostic":
         task, fields = diagnostic_task(name, overrides)
         try:
-            scores = task.scores(**fields)
-        except (TypeError, ArithmeticError) as error:  # fields of which no environment can be made
+            task(1, **fields)
+        except ValueError as error:
             raise ValueError(f"environment {spec!r}: {error}") from None
+        scores = task.scores(**fields)
         return {name: scores.get(name) for name in known}
     if kind == "dmlab":
         level = find(name)

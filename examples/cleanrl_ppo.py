@@ -24,7 +24,7 @@ from gymnasium.vector import VectorEnv
 from torch import Tensor, nn
 from torch.distributions import Categorical, Independent, Normal
 
-from agent.core import Core, State, index_state, make_core, matched_cores
+from agent.core import CORES, Core, State, index_state, make_core, matched_cores
 from envs import ActionVector, ChoiceColumn, make_vector
 
 
@@ -333,6 +333,8 @@ def main(args: Args) -> list[float]:
         parts = getattr(args, divisor)
         if number % parts:
             raise SystemExit(f"{name}: expected a multiple of {divisor} = {parts}, got {number}")
+    if args.core not in CORES:
+        raise SystemExit(f"core: expected one of {', '.join(CORES)}, got {args.core!r}")
 
     # One thread: several wait for each other wherever another program uses a core, and then take many times as long.
     torch.set_num_threads(1)

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from actors.actor import to_tensors
 from actors.interface import read_interface
 from agent import Agent, AgentConfig, EnvOutput, Trajectory
-from agent.core import State, detach_state, map_state, matched_cores
+from agent.core import CORES, State, detach_state, map_state, matched_cores
 from envs import make_vector
 
 
@@ -213,7 +213,7 @@ def main() -> None:
     """Trains an agent and prints its return."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--env", default="rooms:small")
-    parser.add_argument("--core", default="compressive")
+    parser.add_argument("--core", default="compressive", choices=CORES)
     parser.add_argument("--updates", type=int, default=700)
     parser.add_argument("--environments", type=int, default=64)
     parser.add_argument("--unroll-length", type=int, default=32)

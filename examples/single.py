@@ -40,6 +40,10 @@ class Single(gymnasium.Env):
         observation, reward, terminated, truncated, _ = self.envs.step(batch)
         return observation[0], float(reward[0]), bool(terminated[0]), bool(truncated[0]), {}
 
+    def close(self) -> None:
+        """Ends the environment, and its process if it has one."""
+        self.envs.close()
+
 
 def spaces_of(vector: ActionVector) -> list[spaces.Space[Any]]:
     """The spaces whose values are the columns of a vector, one after the other.

@@ -6,7 +6,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from gymnasium import spaces
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
@@ -27,9 +26,10 @@ class Counting(DiagnosticEnv):
     """
 
     variables = ("number", "episode", "count", "evens")
+    largest = 2**24
 
     def __init__(self, num_envs: int) -> None:
-        super().__init__(num_envs, spaces.Box(0, 2**24, (3,), np.float32), 2)
+        super().__init__(num_envs, 3, 2)
         self.counters["evens"] = self.evens
         self.metadata["episode_metrics"] = ("evens",)
 

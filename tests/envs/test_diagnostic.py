@@ -72,7 +72,8 @@ def test_scores_of_the_oracle_and_of_random_actions(name: str) -> None:
 
 WITHOUT_MEMORY: dict[str, Callable[[Any], Any]] = {
     "recall": lambda seen: np.zeros(len(seen), int),
-    "tmaze": lambda seen: np.where(seen[:, 2] == 1, 1, 0),
+    # It waits where the sign says right.
+    "tmaze": lambda seen: np.where((seen[:, 1] == 1) | (seen[:, 2] == 1), 1, 0),
     "passive-tmaze": lambda seen: np.where(seen[:, 3] == 1, 1, 0),
     "repeat-previous": lambda seen: np.zeros(len(seen), int),
     "visual-match,apple=0.5": lambda seen: seen[:, 4].astype(int),

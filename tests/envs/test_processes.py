@@ -238,7 +238,7 @@ time.sleep(600)
     gone(pids)
 
 
-@pytest.mark.parametrize("processes", [-1, 1.5, "two"])
+@pytest.mark.parametrize("processes", [-1, 1.5, "two", True])
 def test_impossible_numbers_of_processes(processes: float | str) -> None:
     with pytest.raises(ValueError, match="processes: expected a whole number"):
         batch(Tally, 2, processes)

@@ -430,6 +430,9 @@ def test_color_cubes_are_truncated_at_their_limit() -> None:
         ("color-cubes,area=6", "area: expected at most the grid's 5 rows and columns, got 6"),
         ("color-cubes,area=1", "area: expected an integer in 2"),
         ("color-cubes,extreme=yes", "extreme: expected True or False, got 'yes'"),
+        ("color-cubes,size=100000", "observation: expected fields that need at most .*, got 40,000,200,004"),
+        ("recall,symbols=1000000000", "observation: .*, got 1,000,000,001"),
+        ("repeat-previous,delay=1000000,steps=1000001", "shown: expected .* at most 1,000,000 numbers, got 1,000,001"),
     ],
 )
 def test_wrong_fields_are_named(spec: str, message: str) -> None:

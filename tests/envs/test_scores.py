@@ -48,10 +48,19 @@ def test_several_tasks_have_the_mean_where_all_have_one() -> None:
 
 @pytest.mark.parametrize(
     "fields",
-    ["endless-tmaze,corridors=0", "recall,symbols=0", "recall,symbols=[1]", "association,keys=0", "color-cubes,size=0"],
+    [
+        "endless-tmaze,corridors=0",
+        "recall,symbols=0",
+        "recall,symbols=[1]",
+        "association,keys=0",
+        "color-cubes,area=6",
+        "visual-match,apple=-1",
+    ],
 )
 def test_tasks_that_cannot_be_have_no_scores(fields: str) -> None:
-    with pytest.raises(ValueError, match=f"environment {re.escape(repr(f'diagnostic:{fields}'))}: "):
+    name = re.search(r",(\w+)=", fields)[1]  # type: ignore[index]
+    spec = re.escape(repr(f"diagnostic:{fields}"))
+    with pytest.raises(ValueError, match=f"environment {spec}: {name}: expected "):
         envs.reference_scores(f"diagnostic:{fields}")
 
 
