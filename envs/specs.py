@@ -187,8 +187,9 @@ def require_consent(spec: str, *allowed: str | None) -> None:
         if not text:
             continue
         permitted = ",".join(_environments(split_at_commas(text)))
-        if permitted:
-            names.update(_without_fields(task) for task in tasks(permitted))
+        # The same may be permitted several times, as where a stage's environment is one of several tasks.
+        for part in _parts(permitted) if permitted else []:
+            names.update(_without_fields(task) for task in _single_tasks(part))
     for name, task in foreign.items():
         if name not in names:
             raise ValueError(

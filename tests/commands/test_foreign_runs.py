@@ -212,6 +212,7 @@ def test_specs_that_can_choose_code(spec: str, chooses: bool) -> None:
         ("s3://bucket/a,b,gym:module:Id-v0,size=5", True),
         ("gym:module:Id-v0,s3://bucket/a,b,core:module:Core", True),
         ("core:module:Core,gym:module:Id-v0", True),
+        ("gym:module:Id-v0,size=5,gym:module:Id-v0,size=5,rooms:small", True),  # a stage in one of several tasks
         ("core:gym:module:Id-v0", False),
         ("s3://bucket/gym:module:Id-v0", False),
     ],
