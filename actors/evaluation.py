@@ -21,6 +21,8 @@ class ScriptedActor(Player):
 
     def __init__(self, envs: VectorEnv, policy: str, seed: int, task: str = "") -> None:
         super().__init__(envs, actor_id=0, task=task)
+        if policy not in ("oracle", "random"):
+            raise ValueError(f"policy: expected oracle or random, got {policy!r}")
         has_oracle = hasattr(envs, "oracle_actions")
         if policy == "oracle" and not has_oracle:
             raise ValueError(f"{self.name}: expected an environment that has an oracle (rooms, diagnostic), got none")

@@ -130,6 +130,7 @@ def share_interval(part: Array, whole: Array) -> tuple[float, float, float]:
     A part is at most its whole, and not all wholes are 0. If every part is the whole, or every one is nothing,
     resampling shows no spread. The interval is then that of a trial for each unit with one result in all of them
     (Clopper and Pearson, 1934): of 8 units it is 0.63 to 1. That is wide enough even if a unit is always of one kind.
+    An interval without width, at another share, means that the shares of all units are equal.
     """
 
     def share(drawn: Sample) -> Array:
@@ -144,13 +145,13 @@ def share_interval(part: Array, whole: Array) -> tuple[float, float, float]:
     pairs = all_pairs[:, counted]
     value = float(share([pairs]))
 
-    # The end of the interval of Clopper and Pearson where all trials have one result.
+    # The interval of Clopper and Pearson where all trials have one result.
     num_trials = counted.sum()
     outside = (1 - CONFIDENCE) / 2
-    alike = outside ** (1 / num_trials)
+    least_if_all = outside ** (1 / num_trials)
     if value >= 1:
-        return value, float(alike), 1.0
+        return value, float(least_if_all), 1.0
     if value <= 0:
-        return value, 0.0, float(1 - alike)
+        return value, 0.0, float(1 - least_if_all)
     low, high = bootstrap_interval(share, [pairs])
     return value, float(low), float(high)

@@ -316,7 +316,9 @@ class Agent(nn.Module):
         if self.value_vision is not None:
             own_features = self.value_vision(vectors_of(standardized)).unflatten(0, features.shape[:2])
             value_features = torch.cat([joined, own_features], dim=-1)
-        value = self.value(value_features).squeeze(-1)
+        value = self.value(value_features)
+        if self.value.out_features == 1:
+            value = value.squeeze(-1)
         return self.policy(joined), value
 
     def act_on(self, features: Tensor, inputs: Tensor) -> Tensor:

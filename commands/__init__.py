@@ -48,8 +48,8 @@ _NAMES = "launch evaluate visualize report compare export push pull record statu
 COMMANDS = {name: name for name in _NAMES.split()} | dict.fromkeys(("text", "speech", "images"), "sequence")
 """Modules of commands by the name of the command; each has a function of its own name."""
 
-TALKATIVE = ("httpx", "httpx2", "matplotlib.font_manager")
-"""Loggers that say what is no news: every request, and where fonts are."""
+TALKATIVE = ("httpx", "httpx2", "matplotlib.font_manager", "torch")
+"""Loggers that say what is no news: every request, where fonts are, and how a cache was used."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

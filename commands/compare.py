@@ -20,6 +20,7 @@ from envs import require_consent
 from reports.comparison import FinishedRun, read_run, require_equal_data, text_name
 from reports.comparison import compare as compare_runs
 from reports.comparison_page import print_scores, write_reports
+from reports.conclusions import answer, spread
 from reports.scores import Score, joined, not_begun, planned, read_scores, scores_of
 from reports.tables import print_table
 from sequences.kinds import CONFIGS
@@ -464,6 +465,8 @@ def _report(
         page = write_reports(folder, comparisons, missing, command)
     for comparison in comparisons:
         print_scores(console, comparison)
+        brackets = spread(comparison)
+        say(console, answer(comparison) + (f" Brackets are {brackets}." if brackets else ""))
     cautions = [caution for comparison in comparisons for caution in comparison.cautions]
     for caution in dict.fromkeys(cautions):  # each once
         say(console, caution, "yellow")

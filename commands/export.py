@@ -28,15 +28,20 @@ from training.trust import permissions
 
 WRITERS = {".onnx": write_onnx, ".pt2": write_program}
 """How a file is written, by the end of its name."""
+OTHER_FILES = (".onx", ".pt", ".pth", ".ckpt", ".safetensors", ".zip", ".bin")
+"""Endings of files that are not written; a folder hardly has such a name."""
 
 
 def export(options: ExportOptions) -> None:
     """Runs the command."""
     run = find_run(options.run)
     console = Console()
-    if options.output.suffix in WRITERS:
+    ending = options.output.suffix
+    if ending in WRITERS:
         _export_file(options, run, console)
         return
+    if ending.lower() in (*WRITERS, *OTHER_FILES):
+        raise UserError(f"output: expected a folder, or a file that ends in {' or '.join(WRITERS)}, got {ending}")
     folder = options.output
     if folder.exists():
         raise UserError(f"output: expected a new folder, and {folder} exists")
@@ -62,8 +67,14 @@ def _export_file(options: ExportOptions, run: Run, console: Console) -> None:
         try:
             about["action"] = _action_columns(envs)
             num_ids = _num_ids(envs)
+            # Names of the observation's parts and of a vector's elements, where the environment has them.
+            for name in ("observation_names", "element_names"):
+                if named := envs.metadata.get(name):
+                    about[name] = list(named)
         finally:
             envs.close()
+    if trained.agent.made_for.popart_tasks:
+        about["value"] = {"tasks": list(tasks(trained.config.env)), "unit": "rewards"}
     if num_ids:
         about[INSTRUCTION] = explain_ids(trained.agent.made_for.vocabulary, num_ids)
     with user_errors("output"):

@@ -79,7 +79,11 @@ def _folder(options: LaunchOptions) -> Path | str:
 def _prepare(options: LaunchOptions, run: Run, console: Console) -> Trainer:
     """The trainer of the run, with its environments and the weights to start from. Nothing is written yet."""
     config = options.config
-    with Busy(console, "preparing the environment (compiled once, then cached)"), user_errors():
+    is_compiled = any(task.startswith("rooms:") for env in config.named_environments for task in tasks(env))
+    activity = "preparing the environment"
+    if is_compiled:
+        activity += " (compiled once, then cached)"
+    with Busy(console, activity), user_errors():
         limit_calls(config.actors.step_seconds)
         folder = Path.cwd()
         env = prepare(config.env, options.skip_missing_levels and not options.resume)

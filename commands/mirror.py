@@ -25,7 +25,7 @@ def mirror(options: MirrorOptions) -> None:
     try:
         import wandb
     except ImportError as error:
-        raise UserError("mirror: needs wandb: pip install 'compressive-impala[wandb]'") from error
+        raise UserError("mirror: needs wandb: pip install -e '.[wandb]'") from error
     run = Run(options.run)
     console = Console()
     with user_errors():

@@ -396,7 +396,7 @@ def _condense(frame: str, kind: Any) -> str:
     _, _, typed = unknown[1].rpartition(".")
     initials = r"\w*-".join(typed)
     meant = [f"--{name}" for name in option_names(kind) if re.search(rf"(^|\.){initials}\w*$", name)]
-    meant += [line.partition(" ")[0] for line in lines[1:] if re.match(r"--\w", line)]
+    meant += [line.split()[0].rstrip(",") for line in lines[1:] if re.match(r"--\w", line)]
     if not meant:
         return message
     return f"{message}; perhaps you meant {' or '.join(meant[:3])}"

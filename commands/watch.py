@@ -12,6 +12,7 @@ from training.console import plural, say
 def watch(options: WatchOptions) -> None:
     """Runs the command."""
     console = Console()
+    say(console, f"looking for runs in {options.folder}")
     with user_errors():
         count = len(find_runs(options.folder))
     with user_errors("port"), Watch(options.folder, options.port, options.allow) as server:

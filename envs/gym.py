@@ -93,8 +93,11 @@ def make_env(name: str, /, **fields: Any) -> Env:
         raise ImportError(f"gym:{name} needs {error.name}: pip install 'gymnasium[{family}]'") from None
     except gymnasium.error.Error as error:
         module, colon, identity = name.partition(":")
-        has_no_class = colon and not package_of(name) and not is_object
-        also = f" Nor has {module} a gymnasium.Env, or a function, of the name {identity}." if has_no_class else ""
+        also = ""
+        if not colon:
+            also = f" A class of your own is gym:MODULE:{name}."
+        elif not package_of(name) and not is_object:
+            also = f" Nor has {module} a gymnasium.Env, or a function, of the name {identity}."
         raise ValueError(f"{error}{also}") from error
     if "minigrid" in sys.modules and isinstance(env.unwrapped, sys.modules["minigrid"].minigrid_env.MiniGridEnv):
         env = _minigrid(env, **of_view)

@@ -28,6 +28,8 @@ def main(path: str, env: str, rows: int = 16, seed: int = 0) -> float:
     session = onnxruntime.InferenceSession(path, options)
     metadata = json.loads(session.get_modelmeta().custom_metadata_map["compressive"])
     inputs = [each.name for each in session.get_inputs()]
+    if "observation" not in inputs or metadata["policy"]["kind"] != "Categorical":
+        sys.exit(f"{path}: expected one observation and one choice of several actions, got {inputs}")
     outputs = [each.name for each in session.get_outputs()]
     rng = np.random.default_rng(seed)
 
@@ -65,4 +67,6 @@ def main(path: str, env: str, rows: int = 16, seed: int = 0) -> float:
 
 
 if __name__ == "__main__":
-    print(f"return {main(*sys.argv[1:3]):.1f}")
+    if len(sys.argv) != 3:
+        sys.exit("usage: play_onnx.py FILE.onnx ID, such as play_onnx.py agent.onnx CartPole-v1")
+    print(f"return {main(sys.argv[1], sys.argv[2]):.1f}")

@@ -63,8 +63,8 @@ class LearnerConfig(Checked):
     """Factor of the rewards after clipping."""
     normalize_advantages: bool = False
     """Divide the advantages of each update by their root mean square, so that the entropy cost means the same whatever
-    the size of rewards. With PopArt the divisor is at least the root mean square of the task's rewards. Before a first
-    reward advantages are 0: they would be errors of the value function."""
+    the size of rewards. With PopArt the divisor is at least the root mean square of the task's rewards, and before a
+    first reward advantages are 0: they would be errors of the value function."""
     trust: Above0 | None = None
     """The clip of PPO (Schulman et al. 2017), for learning from rows several times: an action has no policy gradient
     once its probability is more than 1 + trust times that when it was taken, if its advantage is positive, or less than
@@ -106,7 +106,7 @@ class LearnerConfig(Checked):
         highest_c = math.inf if self.clip_c is None else self.clip_c
         if highest_c > highest_rho:
             expected = f"at most clip_rho = {self.clip_rho} (IMPALA, section 4.1)"
-            raise ValueError(f"clip_c: expected {expected}, got {self.clip_c!r}")
+            raise ValueError(f"clip_c: expected {expected}, got {self.clip_c!r}; a lower clip_rho needs a lower clip_c")
         if self.teacher_cost_end is not None and not self.teacher_cost:
             raise ValueError(f"teacher_cost_end: expected none without teacher_cost, got {self.teacher_cost_end}")
 
@@ -147,6 +147,11 @@ class ReplayConfig(Checked):
     burn_in: Count = 0
     """Steps of a replayed unroll that bring its recorded memory up to date with the present weights, and that are not
     learned from; a multiple of the core's segment_size."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.burn_in and not self.share:
+            raise ValueError(f"burn_in: expected 0 where no unrolls are replayed (share 0), got {self.burn_in}")
 
 
 def require_any_device(device: str, learners: int) -> None:

@@ -295,7 +295,8 @@ class ImpalaLearner:
         returns = self._returns(forward, rewards, discounts, mask)
         advantages = self._advantages(forward, returns, mask)
 
-        # A mean divides by one step at least, see `losses.reduce`. So does the share, which takes this division back.
+        # `losses.reduce` divides by this learner's steps, or by 1 if it has none. Times this share, it is a division by
+        # the steps of all learners.
         steps = mask.sum()
         steps_of_batch = self._comm.sum(steps)
         share = steps.clamp(min=1).to(forward.values.dtype) / steps_of_batch.clamp(min=1)

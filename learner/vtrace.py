@@ -21,7 +21,8 @@ class VTraceReturns(NamedTuple):
     vs: [B, T] targets of the value function, equation (1); the values where the mask is false.
     pg_advantages: [B, T] clipped importance weight * (r + discount * vs_{t+1} - V); 0 where the mask is false.
     mean_rho: scalar, mean of the importance weights before clipping where the mask is true.
-    clipped_fraction: scalar, fraction of these weights above `clip_rho_threshold` (0 without clipping).
+    clipped_fraction: scalar, fraction of these weights above `clip_rho_threshold` (0 without clipping), by more than a
+        thousandth: acting and learning round differently, so that equal policies have weights of nearly 1.
     """
 
     vs: Tensor
@@ -99,7 +100,7 @@ def vtrace(
         advantages = rhos.clamp(max=pg_rho_bar) * (action_values - values)
 
         count = mask.sum().clamp(min=1)
-        clipped = mask & (rhos > rho_bar)
+        clipped = mask & (rhos > 1.001 * rho_bar)
         return VTraceReturns(
             vs=vs,
             pg_advantages=torch.where(mask, advantages, 0.0),

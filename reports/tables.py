@@ -1,10 +1,12 @@
 """Tables and lines about runs for the terminal: evaluations, as `training.evaluation` summarizes them, and progress."""
 
 import math
+import os
 import shlex
 import textwrap
 import time
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from rich.box import SIMPLE_HEAD
@@ -19,6 +21,7 @@ from storage.run import RUN_COMMANDS, Run
 from training.config import RunConfig
 from training.console import duration, program, quantity, say
 from training.evaluation import SCALES
+from training.sweep import FILE as SWEEP
 from training.trust import permissions
 
 MOST_DECIMALS = 6
@@ -280,7 +283,8 @@ def progress_rows(config: RunConfig, row: Mapping[str, Any]) -> dict[str, str]:
     if "tasks/seen" in row:
         score += f" over {number(row, 'tasks/seen', '.0f')} of {number(row, 'tasks/count', '.0f')} tasks"
     rows["return in training"] = score
-    rows["correct in training"] = number(row, "episode/correct_choices", factor=100, unit=" %")
+    if "episode/correct_choices" in row:
+        rows["correct in training"] = number(row, "episode/correct_choices", factor=100, unit=" %")
 
     rows["actors"] = f"{number(row, 'actors/alive', '.0f')} alive, {number(row, 'actors/restarts', '.0f')} restarts"
     lag = f"mean {number(row, 'policy_lag/mean')}, at most {number(row, 'policy_lag/max', '.0f')} versions"
@@ -305,9 +309,16 @@ def say_how_to_resume(console: Console, run: Run, config: Any, state: str) -> No
 def next_command(run: Run, config: Any, state: str) -> str:
     """What to type next about a run in a state; see `Run.state`."""
     command = "status" if state.startswith("running") else "report"
+    folder = run.path
     options = permissions(config)
     if not state.startswith(CANNOT_RESUME):
-        command = f"{RUN_COMMANDS[config.kind][0].partition(' ')[2]} --resume"
-        if was_local(run):
-            options = f" --local{options}"
-    return f"{program()} {command} {shlex.quote(str(run))}{options}"
+        # A run of a comparison is resumed with it: alone it could act elsewhere.
+        parent = Path(os.path.normpath(run.path / ".."))
+        if (parent / SWEEP).is_file():
+            command = "compare --resume"
+            folder = parent
+        else:
+            command = f"{RUN_COMMANDS[config.kind][0].partition(' ')[2]} --resume"
+            if was_local(run):
+                options = f" --local{options}"
+    return f"{program()} {command} {shlex.quote(str(folder))}{options}"

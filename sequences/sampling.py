@@ -4,6 +4,7 @@ The memory reads the whole prompts; each drawn token is then one call with T = 1
 """
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
@@ -63,6 +64,21 @@ def sample(
         drawn = _draw(log_probs, temperature, top_p, generator)
         tokens = drawn[:, None].to(tokens.device)
         yield drawn
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """With one thread of torch.
+
+    A step of one token has little for several threads to do, which wait for each other: where another program uses a
+    core, a small model draws fifty times as slowly with two.
+    """
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 def _resets(tokens: Tensor, document: int | None) -> Tensor:

@@ -17,6 +17,7 @@ from fsspec.core import url_to_fs
 from storage import files
 from storage.errors import StorageError
 from storage.run import Run, find_run
+from storage.stores import installation
 
 SCHEME = "hf://"
 """How the URL of a repository on the Hub begins."""
@@ -145,7 +146,7 @@ def _storage_errors(url: str) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        raise StorageError(f"{url}: {_reason(error)}") from error
+        raise StorageError(f"{url}: {_reason(error)}{installation(url, error)}") from error
 
 
 def _reason(error: Exception) -> str:

@@ -38,6 +38,12 @@ _LEFT = re.compile(rf"{_NAME}-[0-9a-f]{{8}}\.tmp")
 """Names of checkpoints, and those that `files.temporary_name` makes of them; only such are ever removed."""
 
 
+def installation(url: str, error: Exception) -> str:
+    """How to install the package that a URL needs, if the project has an extra for it and the package is missing."""
+    is_missing = isinstance(error, ImportError) and url.startswith("s3://")
+    return ": pip install -e '.[s3]'" if is_missing else ""
+
+
 def is_left(name: str) -> bool:
     """Whether a folder has the name of a checkpoint that is being written, or that a killed process left."""
     return _LEFT.fullmatch(name) is not None
@@ -146,7 +152,7 @@ class UrlStore:
         try:
             self._fs, root = url_to_fs(self.url)
         except Exception as error:  # each package has its own exceptions
-            raise StorageError(f"{url} cannot be used: {files.redact(str(error))}") from error
+            raise StorageError(f"{url} cannot be used: {files.redact(str(error))}{installation(url, error)}") from error
         self._root = f"{root}/checkpoints"
 
     def locate(self, name: str) -> str:

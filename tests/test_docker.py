@@ -104,12 +104,19 @@ def test_torch_is_of_the_index_or_the_build_ends_in_a_clear_line(tmp_path: Path)
     (step,) = re.findall(r"^RUN (python .*)$", steps.replace("/app/", f"{tmp_path}/"), re.MULTILINE)[:1]
     for name in ("pyproject.toml", "requirements.lock"):
         shutil.copy(ROOT / name, tmp_path)
-    where = {"TORCH_INDEX": "https://index.test/cpu", "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    where = {
+        "TORCH_INDEX": "https://index.test/cpu",
+        "EXTRAS": "s3,gpu",
+        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+    }
     built = shell('pip() { echo "pip $*"; }', step, **where)
     first, second = built.stdout.splitlines()
     assert first == f"pip install --no-cache-dir --no-deps --index-url https://index.test/cpu torch=={LOCKED['torch']}"
     assert second == f"pip install --no-cache-dir -c {tmp_path}/requirements.lock -r {tmp_path}/requirements.txt"
     assert built.returncode == 0
+    extras = {requirement.partition(">")[0] for requirement in (tmp_path / "requirements.txt").read_text().splitlines()}
+    assert {"torch", "s3fs", "numba-cuda[cu13]"} <= extras
+    assert "ray[default]" not in extras
     failed = shell('pip() { echo "pip $*"; return 1; }', step, **where)
     assert failed.returncode == 1
     assert failed.stdout.splitlines() == [first], "nothing else is installed"

@@ -2,7 +2,6 @@
 
 import importlib.util
 import os
-import re
 import tempfile
 import warnings
 from collections.abc import Callable, Iterator
@@ -25,9 +24,6 @@ from training.config import core_name
 from training.evaluation import TrainedAgent, make_evaluator, value_column
 from training.factories import interface
 
-DATASET = re.compile(r"([\w-]+/)*[\w-]+-v\d+")
-"""A name of a dataset: namespaces, the name and its version."""
-
 
 def new_dataset(name: str) -> Path:
     """The folder that a new Minari dataset will have.
@@ -41,10 +37,14 @@ def new_dataset(name: str) -> Path:
     """
     if importlib.util.find_spec("minari") is None or importlib.util.find_spec("h5py") is None:
         raise ImportError("datasets need Minari with HDF5: pip install -e '.[minari]'")
+    from minari.dataset.minari_dataset import parse_dataset_id
     from minari.storage import get_dataset_path
 
-    if not DATASET.fullmatch(name):
-        raise ValueError(f"expected a name such as rooms/agent-v0, got {name!r}")
+    try:
+        parse_dataset_id(name)
+    except ValueError:
+        expected = "a name such as rooms/agent-v0, where a namespace has two letters or more"
+        raise ValueError(f"expected {expected}, got {name!r}") from None
     folder: Path = get_dataset_path(name)
     if folder.exists():
         raise ValueError(f"expected a new dataset, and {folder} exists")
@@ -145,7 +145,8 @@ def _write(
                 warnings.simplefilter("ignore")  # Minari recommends an author, a link and more
                 if dataset is None:
                     num_words = 0 if recording.words is None else recording.words.shape[1]
-                    dataset = _create(name, player, known, num_words, buffer)
+                    how = f"{'Drawn from the policy' if sample else 'The most probable actions'}, seed {seed}."
+                    dataset = _create(name, player, known, num_words, buffer, how)
                 else:
                     dataset.update_dataset_from_buffer([buffer])
             progress(number + 1)
@@ -153,8 +154,11 @@ def _write(
         actor.close()
 
 
-def _create(name: str, player: TrainedAgent, known: Interface, num_words: int, first_episode: Any) -> Any:
-    """A Minari dataset of one episode, to which others are appended. For `num_words` see `spaces_of`."""
+def _create(name: str, player: TrainedAgent, known: Interface, num_words: int, first_episode: Any, how: str) -> Any:
+    """A Minari dataset of one episode, to which others are appended.
+
+    `num_words`: see `spaces_of`. `how`: how actions were chosen, in a sentence.
+    """
     import minari
 
     scores = reference_scores(player.env)
@@ -168,7 +172,7 @@ def _create(name: str, player: TrainedAgent, known: Interface, num_words: int, f
         observation_space=observation_space,
         ref_min_score=scores["random"],
         ref_max_score=scores["oracle"],
-        description=_description(player),
+        description=f"{_description(player)} {how}",
         jpeg_encoding=False,  # it would lose some of each picture
     )
 

@@ -262,8 +262,8 @@ class Training(ABC):
 
     def _smaller_rates(self, cause: Exception) -> str:
         """The options of a smaller learning rate, if an update was not finite for another reason than its inputs."""
-        from_environments = isinstance(cause, NotFinite) and cause.from_environments
-        if not isinstance(cause, FloatingPointError) or from_environments:
+        from_inputs = isinstance(cause, NotFinite) and (cause.from_environments or cause.number == 1)
+        if not isinstance(cause, FloatingPointError) or from_inputs:
             return ""
         # The least rate of a schedule may not be above its largest.
         rate = self.config.learner.learning_rate / 4

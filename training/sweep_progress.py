@@ -58,6 +58,7 @@ class Board:
     def show(self, running: set[str]) -> None:
         """Shows the share that is done of all that did not fail, what the running ones do, and their speed."""
         shares = []
+        starting = 0
         training = 0
         evaluating = 0
         rate = 0.0
@@ -77,6 +78,8 @@ class Board:
                 self.estimate.mark(name, share)
             if name in running and is_trained:
                 evaluating += 1
+            elif name in running and not row:
+                starting += 1
             elif name in running:
                 training += 1
                 rate += row.get(f"speed/{unit}_per_second", 0.0)
@@ -86,6 +89,8 @@ class Board:
         fields = []
         if self.failed:
             fields.append(f"{len(self.failed)} failed")
+        if starting:
+            fields.append(f"{starting} starting")
         if training:
             fields += [f"{training} training", f"{quantity(rate)} {unit}/s"]
         if evaluating:

@@ -1,5 +1,7 @@
 """A quick check of the contract, for cores that are not in this repository. The tests of its own cores are stricter."""
 
+import sys
+import traceback
 from typing import Any, NoReturn
 
 import torch
@@ -111,8 +113,14 @@ class _Check:
             return self.core(inputs, reset, state, False)
         except Exception as error:
             form = f"inputs {list(inputs.shape)}, resets, a state and return_attention"
-            raised = f"{type(error).__name__}: {error}"
+            raised = f"{type(error).__name__}: {error}{self._place_of(error)}"
             self._refuse(f"forward: expected a result for {form}, got {raised}", error)
+
+    def _place_of(self, error: Exception) -> str:
+        """Where in the core's own file an error was raised, in words; empty if that is not known."""
+        file = getattr(sys.modules.get(type(self.core).__module__), "__file__", None)
+        lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == file]
+        return f" ({file}, line {lines[-1]})" if lines else ""
 
     def _require_form(self, output: Any, begin: State) -> None:
         """The types, shapes and dtypes of what a call returns."""

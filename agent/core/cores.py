@@ -66,9 +66,13 @@ def _make_custom(config: CustomCoreConfig) -> Core:
     if not isinstance(kind, type) or not issubclass(kind, Core):
         got = "nothing of this name" if kind is None else repr(kind)
         raise ValueError(f"core {config.name}: expected a subclass of agent.core.Core, got {got}")
+    signature = inspect.signature(kind)
     try:
-        inspect.signature(kind).bind(**config.keywords)
+        signature.bind(**config.keywords)
     except TypeError as error:
+        taken = ", ".join(signature.parameters)
         given = ", ".join(config.keywords)
-        raise ValueError(f"core {config.name}: expected arguments of the class, got {given}: {error}") from None
+        raise ValueError(
+            f"core {config.name}: expected arguments of the class ({taken}), got {given}: {error}"
+        ) from None
     return kind(**config.keywords)

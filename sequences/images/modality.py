@@ -18,7 +18,7 @@ from sequences.images.corpus import START, Split
 from sequences.images.model import ImageModel
 from sequences.learner import Total, evaluate_by
 from sequences.modality import Counting, Modality, in_tensorboard, quiet, resized
-from sequences.sampling import sample
+from sequences.sampling import one_thread, sample
 from sequences.streams import Batch, one_pass
 from storage.files import cache_folder, replacing
 
@@ -85,7 +85,8 @@ class Images(Modality):
         if self.config.samples:
             options = ImagesSampling(images=self.config.samples)
             try:
-                found["drawn"] = str(self.draw(model, options, run / "samples", run, step, count))
+                with one_thread():
+                    found["drawn"] = str(self.draw(model, options, run / "samples", run, step, count))
             except (ValueError, OSError) as error:  # the measures count more than the samples
                 found["drawn"] = f"none: {error}"
         return found

@@ -14,7 +14,7 @@ from agent.memory_check import build_network
 from sequences.learner import Total, evaluate_by
 from sequences.modality import Counting, Modality, Table, in_tensorboard, quiet, resized
 from sequences.model import SequenceModel, smooth_vectors
-from sequences.sampling import sample
+from sequences.sampling import one_thread, sample
 from sequences.speech import audio, baselines, corpus
 from sequences.speech.config import SpeechConfig, SpeechCoreConfig, SpeechEvaluation, SpeechSampling
 from sequences.speech.corpus import Split
@@ -73,7 +73,8 @@ class Speech(Modality):
         if seconds:
             options = SpeechSampling(seconds=seconds, prompt_seconds=seconds, clips=1)
             try:
-                found["drawn"] = str(self.draw(model, options, run / "samples", run, step, count))
+                with one_thread():
+                    found["drawn"] = str(self.draw(model, options, run / "samples", run, step, count))
             except (ValueError, OSError) as error:  # the measures count more than the samples
                 found["drawn"] = f"none: {error}"
         return found

@@ -123,7 +123,11 @@ def test_an_impossible_custom_core_is_refused(name: str, arguments: tuple[str, .
         ("Nothing", (), "expected a subclass of agent.core.Core, got nothing of this name"),
         ("torch", (), "expected a subclass of agent.core.Core, got "),
         ("AverageState", (), "expected a subclass of agent.core.Core, got "),
-        ("Average", ("size=3",), "expected arguments of the class, got model_size, size: got an unexpected keyword"),
+        (
+            "Average",
+            ("size=3",),
+            "expected arguments of the class (model_size, keep), got model_size, size: got an unexpected keyword",
+        ),
     ],
 )
 def test_a_class_that_is_no_core_is_refused(name: str, arguments: tuple[str, ...], expected: str) -> None:

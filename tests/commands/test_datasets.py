@@ -144,7 +144,8 @@ def test_values_are_those_of_the_task_that_is_played(tmp_path: Path, cli: Comman
 
 def test_what_is_refused(finished: tuple[Path, str], cli: Commands, datasets: Path, copied: Any) -> None:
     run = finished[0]
-    cli.refuse("record", run, "--minari=agent", words="minari: expected a name such as rooms/agent-v0, got 'agent'")
+    cli.refuse("record", run, "--minari=agent", words="minari: expected a name such as rooms/agent-v0, ")
+    cli.refuse("record", run, "--minari=a/b-v0", words="a namespace has two letters or more, got 'a/b-v0'")
     cli.refuse("record", run, "--minari=../agent-v0", words="minari: expected a name")
     cli.run("record", run, "--minari=agent-v0", "--episodes=1")
     before = sorted(datasets.rglob("*"))

@@ -112,6 +112,15 @@ def test_a_file_that_cannot_be_written_is_said_before_the_graph_is_made(
         cli.refuse("export", finished[0], path, words=["output: ", str(path.parent)])
 
 
+@pytest.mark.parametrize("name", ["agent.ONNX", "agent.onx", "agent.pt", "agent.safetensors"])
+def test_an_ending_of_no_form_is_no_folder(
+    name: str, finished: tuple[Path, str], tmp_path: Path, cli: Commands
+) -> None:
+    words = f"output: expected a folder, or a file that ends in .onnx or .pt2, got {Path(name).suffix}"
+    cli.refuse("export", finished[0], tmp_path / name, words=words)
+    assert not (tmp_path / name).exists()
+
+
 def test_links_of_a_run_are_not_followed_into_what_is_shared(
     copied: Callable[..., Path], tmp_path: Path, cli: Commands
 ) -> None:
@@ -236,7 +245,10 @@ gymnasium.register("FromThree-v0", f"{__name__}:FromThree")
 class Crane(gymnasium.Env[Any, Any]):
     """A choice, and numbers of which one has bounds."""
 
-    metadata: dict[str, Any] = {"action_names": ("hook", "push along", "push across", "wind")}  # noqa: RUF012
+    metadata: dict[str, Any] = {  # noqa: RUF012
+        "action_names": ("hook", "push along", "push across", "wind"),
+        "element_names": ("height", "load"),
+    }
 
     observation_space = gymnasium.spaces.Box(-1, 1, (2,), np.float32)
     action_space = gymnasium.spaces.Dict(
@@ -254,7 +266,7 @@ class Crane(gymnasium.Env[Any, Any]):
         return np.zeros(2, np.float32), 0.0, False, True, {}
 
 
-def test_columns_of_actions_are_named_in_an_exported_file(tmp_path: Path, cli: Commands) -> None:
+def test_what_is_seen_and_done_is_named_in_an_exported_file(tmp_path: Path, cli: Commands) -> None:
     """A program of torch.export has the same metadata as an ONNX file, and needs no other library."""
     env = f"gym:{__name__}:Crane"
     run = tmp_path / "run"
@@ -271,6 +283,8 @@ def test_columns_of_actions_are_named_in_an_exported_file(tmp_path: Path, cli: C
         {"name": "push across", "bounds": None},
         {"name": "wind", "bounds": [-2.0, 6.0]},
     ]
+    assert said["element_names"] == ["height", "load"]
+    assert said["value"] == {"tasks": [env], "unit": "rewards"}
     assert list(said["policy"]["columns"][0]) == ["logits"]
     assert [column.get("effect") for column in said["policy"]["columns"]] == [None, "none", "none", "tanh"]
 

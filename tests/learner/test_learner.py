@@ -394,8 +394,8 @@ class TestErrors:
             learner.load_state_dict(state)
 
     def test_the_traces_are_clipped_at_most_as_high_as_the_targets(self) -> None:
-        with pytest.raises(ValueError, match=r"clip_c: expected at most clip_rho = 1.0 .*, got None"):
-            dataclasses.replace(CPU, clip_c=None)
+        with pytest.raises(ValueError, match=r"clip_c: .* clip_rho = 0.5 .*, got 1.0; a lower clip_rho needs"):
+            dataclasses.replace(CPU, clip_rho=0.5)
         assert dataclasses.replace(CPU, clip_rho=None, clip_c=3.0).clip_c == 3.0
 
     def test_device(self) -> None:

@@ -93,7 +93,7 @@ def literal(
 
     rhos = log_rhos[mask].exp().tolist()
     count = max(1, len(rhos))
-    clipped = [rho for rho in rhos if rho > rho_bar]
+    clipped = [rho for rho in rhos if rho > 1.001 * rho_bar]
     return LiteralReturns(vs, advantages, sum(rhos) / count, len(clipped) / count)
 
 

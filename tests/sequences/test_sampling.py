@@ -8,7 +8,7 @@ from torch import Tensor
 
 from agent.core import CompressiveTransformerConfig, make_core
 from sequences.model import SequenceModel
-from sequences.sampling import _draw, nucleus, sample
+from sequences.sampling import _draw, nucleus, one_thread, sample
 
 PROMPTS = torch.randint(5, (2, 41), generator=torch.Generator().manual_seed(1))
 
@@ -102,3 +102,14 @@ def test_samples_are_drawn_without_dropout() -> None:
     model = SequenceModel(core, 5, dropout=0.9).double().train()
     first = draw(model, PROMPTS, 20, 0)
     assert torch.equal(first, draw(model.eval(), PROMPTS, 20, 0))
+
+
+def test_one_thread_is_for_the_block_alone() -> None:
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        with one_thread():
+            assert torch.get_num_threads() == 1
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)

@@ -185,6 +185,22 @@ def test_onnx_acts_as_the_agent_does(core: str, shape: Any, actions: Any, vocabu
             np.testing.assert_allclose(value, expected_value, rtol=0, atol=1e-4)
 
 
+@needs_onnx
+def test_values_of_several_tasks_are_in_columns(tmp_path: Path) -> None:
+    """One for each task of PopArt: the file can be read, and has them."""
+    torch.manual_seed(0)
+    config = AgentConfig(torso="small", torso_size=16, core=CORES["gru"])
+    step = ActingStep(Agent(config, VECTOR, 4, popart_tasks=2).eval())
+    path = tmp_path / "agent.onnx"
+    write_onnx(step, path, {})
+
+    from onnxruntime import InferenceSession
+
+    session = InferenceSession(path)
+    (value,) = [each for each in session.get_outputs() if each.name == "value"]
+    assert value.shape == ["rows", 2]
+
+
 def test_instructions_are_a_part_of_what_is_seen() -> None:
     agent = make_agent(CORES["gru"], IMAGE, vocabulary=9)
     said = describe(ActingStep(agent, WORDS), {})

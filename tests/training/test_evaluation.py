@@ -278,3 +278,8 @@ def test_random_numbers_as_actions_depend_on_the_seed_alone() -> None:
 
     assert rewards(0) == rewards(0)
     assert rewards(0) != rewards(1)
+
+
+def test_a_script_of_no_such_name_is_refused() -> None:
+    with pytest.raises(ValueError, match="policy: expected oracle or random, got 'greedy'"):
+        ScriptedActor(TwoAndTwenty(4), "greedy", seed=0)

@@ -183,9 +183,14 @@ def test_unrolls_beside_the_updates(train_as_on_ray: Any, tmp_path: Path) -> Non
             {},
             "replay.share: expected enough for one replayed row beside 2 new ones .*, got 0.2",
         ),
-        ({"burn_in": 20}, {}, "replay.burn_in: expected less than unroll_length = 20 and a multiple of .* = 1, got 20"),
+        ({"burn_in": 4}, {}, r"burn_in: expected 0 where no unrolls are replayed \(share 0\), got 4"),
         (
-            {"burn_in": 4},
+            {"share": 0.5, "burn_in": 20},
+            {},
+            "replay.burn_in: expected less than unroll_length = 20 and a multiple of .* = 1, got 20",
+        ),
+        (
+            {"share": 0.5, "burn_in": 4},
             {"from_run": "teacher", "learner": dataclasses.replace(CONFIG.learner, teacher_cost=1.0)},
             "replay.burn_in: expected 0 with a teacher .*, got 4",
         ),

@@ -260,14 +260,16 @@ def test_errors_do_not_lose_what_was_learned(
 
 
 @pytest.mark.parametrize(
-    ("fields", "advised"), [((), True), (("policy_parameters",), True), (("observation", "reward"), False)]
+    ("update", "fields", "advised"),
+    [(2, (), True), (2, ("policy_parameters",), True), (2, ("observation", "reward"), False), (1, (), False)],
 )
 def test_a_smaller_rate_is_not_advised_for_what_environments_return(
-    fields: tuple[str, ...], advised: bool, tmp_path: Path
+    update: int, fields: tuple[str, ...], advised: bool, tmp_path: Path
 ) -> None:
+    """Nor for the first update, before which no rate has changed a weight."""
     trainer = Trainer(CONFIG, Run(tmp_path), local=True)
     trainer.saved = tmp_path / "checkpoint"
-    error = NotFinite("loss = nan. Nothing changed.", 1, fields).extended(" The batch is kept.")
+    error = NotFinite("loss = nan. Nothing changed.", update, fields).extended(" The batch is kept.")
     with pytest.raises(NotFinite, match="with: again") as caught, trainer.advising(lambda _: "again", print):
         raise error
     assert ("--learner.learning-rate" in str(caught.value)) == advised
