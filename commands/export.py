@@ -68,9 +68,9 @@ def _export_file(options: ExportOptions, run: Run, console: Console) -> None:
             about["action"] = _action_columns(envs)
             num_ids = _num_ids(envs)
             # Names of the observation's parts and of a vector's elements, where the environment has them.
-            for name in ("observation_names", "element_names"):
-                if named := envs.metadata.get(name):
-                    about[name] = list(named)
+            for field in ("observation_names", "element_names"):
+                if names := envs.metadata.get(field):
+                    about[field] = list(names)
         finally:
             envs.close()
     if trained.agent.made_for.popart_tasks:
