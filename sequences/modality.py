@@ -105,7 +105,7 @@ class Modality(ABC):
 
     @abstractmethod
     def unit(self, nll: float) -> str:
-        """Nats a token in the unit that the field uses, such as "1.234 bpc"."""
+        """Nats a token in the unit that the field uses, such as "1.234 bits per byte"."""
 
     def finish(self, model: SequenceModel, run: Path, step: int, count: Counting = quiet) -> dict[str, Any]:
         """What the evaluation at the end has beside `evaluate`; may write to the run's folder."""

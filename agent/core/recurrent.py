@@ -66,7 +66,9 @@ class Recurrent(Core, Generic[StateT]):
                 raise ValueError(f"state: expected features by layer {expected}, got {sizes}")
         if self.needs_float32 and inputs.dtype == next(self.parameters()).dtype and inputs.element_size() < 4:
             name = type(self).__name__
-            raise ValueError(f"{name}: expected parameters of at least float32, with autocast, got {inputs.dtype}")
+            raise ValueError(
+                f"{name}: expected parameters of float32 or wider (autocast may narrow the rest), got {inputs.dtype}"
+            )
 
 
 class StepByStep(Recurrent[StateT]):

@@ -48,7 +48,7 @@ class Text(Modality):
     def unit(self, nll: float) -> str:
         """Bits for bytes, else perplexity."""
         if isinstance(self.tokenizer, Bytes):
-            return f"{evaluation.bits_per_character(nll, 1):.3f} bpc"
+            return f"{evaluation.bits_per_character(nll, 1):.3f} bits per byte"
         return f"{evaluation.perplexity(nll, 1):.1f} ppl"
 
     def validate(self, model: SequenceModel, count: Counting = quiet) -> dict[str, float]:

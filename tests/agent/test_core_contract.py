@@ -471,5 +471,5 @@ def test_states_at_different_offsets_are_not_joined(build: Callable[..., Any], c
 def test_slow_forgetting_needs_float32(build: Callable[..., Any], name: str, steps: int) -> None:
     """Also in single steps, which torch could compute: they would forget what is nearly kept."""
     core = build(next(iter(CONFIGS[name].values()))).bfloat16()
-    with pytest.raises(ValueError, match=r"expected parameters of at least float32, .*, got torch\.bfloat16"):
+    with pytest.raises(ValueError, match=r"expected parameters of float32 or wider .*, got torch\.bfloat16"):
         core(normal(2, steps, SIZE).bfloat16(), resets(2, steps), core.initial_state(2))
