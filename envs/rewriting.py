@@ -182,8 +182,8 @@ class ColorCubes(DiagnosticEnv):
     with probability `teleport`, one cube that is not the target is put down in the same way. All cubes are shown at the
     start of the episode and whenever one was put down, and never else, so that what is remembered has to be corrected.
     With `extreme` all later pictures show which cells have a cube and not their colours: what moved follows from what
-    was there before. With `area` all of it happens in that many rows and columns of the grid: an easier task with the
-    same observation space, to learn before or beside the whole one.
+    was there before. With `area` all of an episode happens in that many rows and columns of the grid, whose place is
+    drawn anew for each: an easier task with the same observation space, to learn before or beside the whole one.
 
     The paper gives the idea and names (Trivial: `teleport=0`; Medium; Extreme); size of the grid, numbers, probability,
     rewards, and that a wrong cube ends the episode are choices made here. Episodes are truncated after 8 size targets
@@ -191,17 +191,21 @@ class ColorCubes(DiagnosticEnv):
     shown; the cells of the cubes, one-hot by colour, and of any colour].
     """
 
-    variables = ("row", "column", "target", "found", "shown", "time")
+    variables = ("top", "left", "row", "column", "target", "found", "shown", "time")
     action_names = ("right", "left", "up", "down", "take")
+    top: NDArray[np.int64]
+    left: NDArray[np.int64]
+    """The place of the area's first cell in the grid."""
     row: NDArray[np.int64]
     column: NDArray[np.int64]
+    """The place of the player in the area."""
     target: NDArray[np.int64]
     found: NDArray[np.int64]
     shown: NDArray[np.int64]
     """1 where all cubes are shown with their colours, 2 where without."""
     time: NDArray[np.int64]
     cell: NDArray[np.int64]
-    """[N, colours] of each cube, row * area + column."""
+    """[N, colours] of each cube in the area, row * area + column."""
 
     def __init__(
         self,
@@ -234,8 +238,6 @@ class ColorCubes(DiagnosticEnv):
         self.limit = 8 * size * targets
         self.features = 2 * size + colours + 1 + size * size * (colours + 1)
         super().__init__(num_envs, self.features, 5)
-        cells = np.arange(area * area)
-        self.place_in_grid = cells // area * size + cells % area
 
     @staticmethod
     def scores(size: int = 5, targets: int = 5, area: int | None = None, **_: Any) -> dict[str, float]:
@@ -246,6 +248,10 @@ class ColorCubes(DiagnosticEnv):
         return {"oracle": 1.0, "random": 1.0 / (num_cells * targets)}
 
     def begin(self, rows: NDArray[np.bool_]) -> None:
+        places = self.size - self.area + 1
+        if places > 1:
+            self.top[rows] = draw(self, rows, places)
+            self.left[rows] = draw(self, rows, places)
         self.row[rows] = draw(self, rows, self.area)
         self.column[rows] = draw(self, rows, self.area)
         self.found[rows] = 0
@@ -309,8 +315,8 @@ class ColorCubes(DiagnosticEnv):
         first_column = self.size
         first_colour = first_column + self.size
         flag = first_colour + self.colours
-        seen[rows, self.row] = 1
-        seen[rows, first_column + self.column] = 1
+        seen[rows, self.top + self.row] = 1
+        seen[rows, first_column + self.left + self.column] = 1
         seen[rows, first_colour + self.target] = 1
         seen[:, flag] = self.shown > 0
 
@@ -321,7 +327,9 @@ class ColorCubes(DiagnosticEnv):
         is_shown = self.shown > 0
         is_coloured = self.shown == 1
         for colour in range(self.colours):
-            cell = self.place_in_grid[self.cell[:, colour]]
+            row = self.top + self.cell[:, colour] // self.area
+            column = self.left + self.cell[:, colour] % self.area
+            cell = row * self.size + column
             cubes[rows, colour * num_cells + cell] = is_coloured
             cubes[rows, any_colour + cell] = is_shown
         return seen

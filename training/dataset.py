@@ -42,7 +42,7 @@ def new_dataset(name: str) -> Path:
 
     try:
         parse_dataset_id(name)
-    except ValueError:
+    except (ValueError, TypeError):  # the latter for a name without a version
         expected = "a name such as rooms/agent-v0, where a namespace has two letters or more"
         raise ValueError(f"expected {expected}, got {name!r}") from None
     folder: Path = get_dataset_path(name)

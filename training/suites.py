@@ -4,7 +4,7 @@ A suite is a list of tasks. `compressive compare --suite NAME` trains every core
 `general`, so that nothing is chosen for a core. What is chosen for a task is the same for all cores. Where a task says
 for how many steps something has to be kept, unrolls are longer than that: gradients end where an unroll begins, and a
 recurrent core could not learn to keep it otherwise. Where policies become sure before they have tried the choice that
-memory is for, exploration has another bonus. Color-Cubes is learned on smaller grids beside the whole one.
+memory is for, exploration has another bonus.
 """
 
 from typing import NamedTuple
@@ -69,21 +69,6 @@ def _diagnostic(spec: str, frames: int, options: tuple[str, ...] = ()) -> Task:
     return Task(spec, f"diagnostic:{spec}", frames, unroll=64, options=options)
 
 
-def _cubes(spec: str, frames: int) -> Task:
-    """Color-Cubes, with smaller areas of the grid beside the whole one, and the smallest one first.
-
-    On the whole grid alone no agent finds its way to the first cubes. Taking a wrong one ends the episode: with the
-    preset's discount of 0.99 agents learn to avoid them all.
-    """
-    whole = f"diagnostic:{spec}"
-    smallest = f"{whole},area=3"
-    options = ["--stages", f"{smallest} until return 0.9 or frames 600k"]
-    options += ["--actors.num-actors", "3"]  # one for each area
-    options += ["--learner.discount", "0.92", "--learner.lambda_", "0.85"]
-    areas = f"{whole},{whole},area=4,{smallest}"
-    return Task(spec, areas, frames, eval_env=whole, unroll=64, options=tuple(options))
-
-
 def _popgym(name: str, level: str, frames: int) -> Task:
     return Task(f"{name}{level}", f"gym:popgym-{name}{level}-v0", frames)
 
@@ -138,8 +123,8 @@ SUITES: dict[str, tuple[Task, ...]] = {
         _diagnostic("association", 500_000),
         _diagnostic("endless-tmaze", 500_000),
         _diagnostic("endless-tmaze,uniform=True", 1_000_000),
-        _cubes("color-cubes", 4_000_000),
-        _cubes("color-cubes,extreme=True", 4_000_000),
+        _diagnostic("color-cubes", 1_000_000),
+        _diagnostic("color-cubes,extreme=True", 1_000_000),
     ),
     # An odd length: episodes then begin and end at every step of a segment, which an even one would never show.
     "horizon": (

@@ -17,6 +17,7 @@ SMALLEST = {
     "causes": "pretrained/small --episodes 1 --plot {folder}/causes.svg",
     "cores": "--seconds 0.01 --turns 1 --cores gru compressive",
     "core": "--seconds 0.01 --turns 1 --batch 1 --plot {folder}/core.svg",
+    "cubes": "--targets 20",
     "density": "storage",
     "digests": "--no-ray --only lstm",
     "environment": "--seconds 0.01 --specs rooms:small gym:tests.envs.odd:Many --levels small --episodes 8",

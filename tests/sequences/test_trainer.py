@@ -171,10 +171,8 @@ def test_other_weights_or_memory_are_refused(tmp_path: Path) -> None:
 def test_a_loss_that_is_not_finite_says_how_to_resume(tmp_path: Path) -> None:
     trainer = make_trainer(tmp_path, TINY["compressive"])
     next(trainer.learner.model.parameters()).data.fill_(float("nan"))
-    begin = (
-        r"^step 1 is not finite: loss/nll = nan.*; resume from .*/000000000000 with: again \S+ --learner.learning-rate"
-    )
-    with pytest.raises(NotFinite, match=begin), trainer.advising(lambda folder: f"again {folder}", print):
+    message = r"^step 1 is not finite: loss/nll = nan.*; resume from .*/000000000000 with: again \S+$"
+    with pytest.raises(NotFinite, match=message), trainer.advising(lambda folder: f"again {folder}", print):
         trainer.train(lambda progress: None)
 
 
