@@ -488,6 +488,7 @@ def test_reasons_to_trust_numbers_less_are_stated(make_run: MakeRun, tmp_path: P
         add_to_evaluation(run, tasks=[{"environment": "a", "oracle_normalised": 3.0}, {"environment": "b"}])
     for text in compare(cli, tmp_path / "out", runs):
         assert "Runs of lstm have the same seed" in text
+        assert "There is only one variant, lstm: nothing is compared." in text
         assert "over those tasks alone that have such a scale" in text
 
 

@@ -45,7 +45,8 @@ def test_a_run_names_its_core(averaging: Path, cli: Commands) -> None:
 
 def test_a_new_run_is_named_after_the_class(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cli: Commands) -> None:
     monkeypatch.chdir(tmp_path)
-    cli.run("launch", "--local", "--core", AVERAGE, *SMALL)
+    printed = cli.run("launch", "--local", "--core", AVERAGE, *SMALL)
+    assert "preparing the environment\n" in printed, "only the level is compiled"
     (folder,) = (tmp_path / "runs").iterdir()
     assert re.fullmatch(rf"\d+-\d+-{HERE}-Average", folder.name)
 

@@ -138,6 +138,7 @@ def test_printed_paths_can_be_copied(tmp_path: Path, cli: Commands) -> None:
     printed = cli.run(*LAUNCH, "--run", folder, f"--frames={frames(1)}")
     printed += cli.run("launch", "--local", "--resume", folder, f"--frames={frames(2)}")
     assert f"run          {folder}\n" in printed
+    assert "preparing the environment (compiled once, then cached)\n" in printed
     assert f"resumed from {folder}/checkpoints/" in printed
     for words in ("launch --resume", "evaluate", "report"):
         assert f"compressive {words} '{folder}'" in printed

@@ -145,7 +145,7 @@ def test_killed_trials_are_resumed_and_a_signal_to_the_group_stops_all(tmp_path:
     wait_until(lambda: not marked(mark))
 
     # A run is resumed with its sweep: alone it would act in other processes.
-    assert f"resume with: compressive compare --resume {folder}\n" in run("status", trials[0])
+    assert f"resume with: compressive compare --resume {folder}\n" in run("status", trials[0]).stdout
 
     # A sweep that was stopped is resumed as well, and its old errors are gone.
     stopped = [last_step(trial) for trial in trials]

@@ -30,7 +30,7 @@ from training.config import RunConfig, core_name
 from training.grid import label, make_trials
 from training.presets import make_preset
 from training.sweep import FILE, begin, enough_for, read, twins
-from training.sweep_progress import Estimate
+from training.sweep_progress import Board, Estimate
 
 RECALL = "diagnostic:recall,delay=3"
 LONGER = "diagnostic:recall,delay=9"
@@ -412,6 +412,23 @@ def test_agents_of_a_sweep_are_filmed_only_if_that_is_asked_for() -> None:
         assert {trial.video_episodes for trial in trials.values()} == {expected}
         (films,) = _films(trials).values()
         assert films.startswith("none" if expected == 0 else f"{expected} episode")
+
+
+def test_runs_without_a_row_of_metrics_are_starting(tmp_path: Path) -> None:
+    """Their processes import what they need, which may take a minute."""
+    shown = []
+
+    def show(share: float, head: str, fields: Any, left: float) -> None:
+        shown.append((head, fields))
+
+    line: Any = SimpleNamespace(show=show)
+    names = ("a", "b", "c")
+    board = Board(tmp_path, dict.fromkeys(names, make_preset("cpu", "gru")), line)
+    for name in names:
+        (tmp_path / name).mkdir()
+    (tmp_path / "a" / "metrics.jsonl").write_text('{"step": 1, "learner/frames": 4, "speed/frames_per_second": 2.0}\n')
+    board.show({"a", "b"})
+    assert shown == [("0/3 runs", ["1 starting", "1 training", "2 frames/s"])]
 
 
 def test_the_time_left_of_a_sweep_is_that_of_whole_runs(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,7 +17,7 @@ from storage import stores
 from storage.errors import StorageError
 from storage.files import new_folder, replacing
 from storage.run import Run
-from storage.stores import DiskStore, UrlStore
+from storage.stores import DiskStore, UrlStore, installation
 
 
 @pytest.fixture
@@ -140,3 +140,10 @@ def test_what_a_store_cannot_do_is_not_tried_again(tmp_path: Path, monkeypatch: 
     with pytest.raises(StorageError, match="cannot be read or written: NotImplementedError: no listings"):
         store.names()
     assert pauses == []
+
+
+def test_a_missing_package_of_a_store_is_named_with_the_extra() -> None:
+    missing = ImportError("Install s3fs to access S3")
+    assert installation("s3://bucket/agent", missing) == ": pip install -e '.[s3]'"
+    assert installation("s3://bucket/agent", OSError("denied")) == ""
+    assert installation("gs://bucket/agent", missing) == ""
