@@ -137,6 +137,7 @@ class Agent(nn.Module):
         self.config = config
         self.made_for = MadeFor(observation_shape, actions, vocabulary, popart_tasks)
         self.distribution = make_policy(actions, config.action_bounds, config.action_scale)
+        self.action_shape = self.distribution.none(1).shape[1:]  # of a row
         model_size = config.core.model_size
 
         # Encoders of the observation; all that is known at a step is joined to the core's inputs.
@@ -243,7 +244,7 @@ class Agent(nn.Module):
             ValueError: if the shapes of the arguments do not fit; names the argument, the expected and actual shape.
         """
         leading = image_of(observation).shape[:2]  # [B, T]
-        of_action = (*leading, *self.distribution.none(1).shape[1:])
+        of_action = (*leading, *self.action_shape)
         expected = {"last_action": of_action, "last_reward": leading, "reset": leading}
         given = {"last_action": last_action, "last_reward": last_reward, "reset": reset}
         for name, shape in expected.items():

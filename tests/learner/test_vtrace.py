@@ -144,6 +144,13 @@ def test_thresholds_are_those_of_the_paper_by_default() -> None:
     assert_close(returns.pg_advantages, expected.pg_advantages)
 
 
+def test_weights_that_rounding_puts_above_the_threshold_are_not_counted_as_clipped() -> None:
+    inputs = random_inputs(rows=1, steps=4, seed=0)
+    inputs["mask"] = torch.ones(1, 4, dtype=torch.bool)
+    inputs["log_rhos"] = torch.tensor([[0.0, 1e-6, -1e-6, 0.01]], dtype=torch.float64)
+    assert vtrace(**inputs).clipped_fraction.item() == 0.25
+
+
 RLAX = {
     "log_rhos": torch.tensor([[0.4, 1.7, 0.9, 2.5, 1.1]], dtype=torch.float64).log(),
     "discounts": torch.tensor([[0.9, 0.9, 0.0, 0.9, 0.9]], dtype=torch.float64),
