@@ -144,7 +144,7 @@ def test_thresholds_are_those_of_the_paper_by_default() -> None:
     assert_close(returns.pg_advantages, expected.pg_advantages)
 
 
-def test_weights_that_rounding_puts_above_the_threshold_are_not_counted_as_clipped() -> None:
+def test_weights_that_only_rounding_clips_are_not_counted() -> None:
     inputs = random_inputs(rows=1, steps=4, seed=0)
     inputs["mask"] = torch.ones(1, 4, dtype=torch.bool)
     inputs["log_rhos"] = torch.tensor([[0.0, 1e-6, -1e-6, 0.01]], dtype=torch.float64)
