@@ -59,10 +59,11 @@ test-slow: venv  ## run the slow tests, mostly whole Ray clusters of which parts
 	$(BIN)/python -m pytest -m slow -n 2 --dist loadgroup --ignore=tests/test_nodes.py $(ARGS)
 	$(BIN)/python -m pytest -m slow tests/test_nodes.py $(ARGS)  # a process of its own: Ray mixes up clusters with other addresses
 
-lint: venv  ## style and types
+lint: venv  ## style, types and the structure of the code
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/python -m pytest -q tests/test_layers.py
 
 format: venv  ## mend the style
 	$(BIN)/ruff check --fix .
