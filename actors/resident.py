@@ -14,7 +14,7 @@ from actors.pool import Pool, PoolStatus
 from agent import Agent, EnvOutput, Trajectory
 from agent.core import leaves, map_state
 from agent.core.fields import Precision
-from agent.cuda_graphs import Capture
+from agent.cuda_graphs import Capture, record
 from agent.precision import autocast, resolve_precision
 from agent.trajectory import map_sensed
 from envs.device import DeviceEnv
@@ -135,7 +135,9 @@ class ResidentActor(Pool):
         # The first unroll is not captured: it compiles the kernels.
         compiled = self.acted
         if self.capture is not None and compiled and self.replay is None:
-            self.replay = self.capture(self._act)
+            self.replay = record(self.capture, self._act, "acting")
+            if self.replay is None:
+                self.capture = None  # no other attempt
         if self.replay is not None:
             self.replay()
         else:

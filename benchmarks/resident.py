@@ -28,7 +28,7 @@ from benchmarks.common import make_config, run
 from envs import make_device, make_vector
 from envs.device import DeviceEnv
 from envs.rooms import RoomsVectorEnv, oracle_actions
-from learner.learner import Learner, resolve_device
+from learner.learner import WARM_UP, Learner, resolve_device
 from training.config import RunConfig
 from training.factories import make_agent, make_learner, make_pool, resolve_precisions
 
@@ -104,8 +104,8 @@ class Meter:
         self.peak = self._product(dtype)
 
     def rate(self, work: Callable[[], object], amount: float) -> float:
-        """Amounts of work a second; two calls before that warm up, and capture what is captured."""
-        for _ in range(2):
+        """Amounts of work a second; calls before that warm up, and capture what is captured."""
+        for _ in range(WARM_UP + 1):
             work()
         self.wait()
         begin = time.perf_counter()
@@ -206,9 +206,13 @@ def measure_agent(base: RunConfig, rows: int, parts: tuple[Part, ...], meter: Me
     """Acting, learning, and both in turn, with so many environments."""
     acting = dataclasses.replace(base.actors, num_actors=rows // base.actors.envs_per_actor)
     config = dataclasses.replace(base, actors=acting)
+    if meter.device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(meter.device)
     torch.manual_seed(0)
     learner = make_learner(config, make_agent(config))
-    pool = make_pool(config, config.env, 0, True, learner)
+    # Acting is a graph in any case.
+    recorded = dataclasses.replace(config, learner=dataclasses.replace(config.learner, cuda_graph=True))
+    pool = make_pool(recorded, config.env, 0, True, learner)
     assert isinstance(pool, ResidentActor)
     steps = rows * acting.unroll_length
     pool.publish({}, 0)

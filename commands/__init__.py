@@ -83,10 +83,12 @@ def _main(arguments: Sequence[str] | None) -> None:
         sys.exit(getattr(interrupt, "status", 130))
     except Exception as error:
         from actors import ClusterError  # here, because --help must be fast
+        from agent.cuda_graphs import RecordingFailed
         from envs import EnvironmentFailed, WrongOutput
         from learner.errors import LearnersLost
 
-        if not isinstance(error, EnvironmentFailed | ClusterError | LearnersLost | FloatingPointError):
+        expected = (EnvironmentFailed, ClusterError, LearnersLost, RecordingFailed, FloatingPointError)
+        if not isinstance(error, expected):
             raise
         cause = getattr(error, "cause", error)  # of an error of Ray, whose own message is a traceback
         status = 2 if isinstance(cause, WrongOutput) else 1

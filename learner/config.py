@@ -97,7 +97,8 @@ class LearnerConfig(Checked):
     GPUs: on CPUs the compiled torso was slower."""
     cuda_graph: bool = True
     """Replay updates as one CUDA graph, on a GPU with Adam and a single learner: the host starts an update as a whole
-    instead of kernel by kernel. Agents that read instructions do without."""
+    instead of kernel by kernel. Agents that read instructions do without. With `resident`, unrolls are such graphs,
+    too."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

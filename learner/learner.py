@@ -6,7 +6,6 @@ cluster by `group`.
 
 import dataclasses
 import functools
-import logging
 import math
 from collections.abc import Callable, Sequence
 from itertools import pairwise
@@ -24,9 +23,7 @@ from learner.errors import NotFinite
 from learner.impala import ImpalaLearner
 from learner.optimization import Measured, not_finite
 from learner.replica import StateDict
-from learner.update_graph import UpdateGraph, UpdateSettings, form_of
-
-logger = logging.getLogger(__name__)
+from learner.update_graph import UpdateGraph, UpdateSettings, form_of, in_single_precision
 
 WARM_UP = 3
 """Updates before one is recorded as a CUDA graph; they compile its kernels."""
@@ -140,9 +137,13 @@ class Learner(ImpalaLearner):
         """Like `ImpalaLearner.update`, but waits for the device only to encode instructions and to move the batch."""
         trajectory = state_to(trajectory, self.device)
         settings = self._settings()
-        graph = self._graph_for(trajectory, settings)
+        given = settings
+        if self._capture is not None:
+            # A graph has numbers of single precision. So have updates before it is recorded, also after a resumption.
+            given = in_single_precision(settings)
+        graph = self._graph_for(trajectory, given)
         update = self._queue if graph is None else graph.update
-        measured = update(trajectory, settings)
+        measured = update(trajectory, given)
         self.version += 1
         self._unread.append(Unread(measured, self._schedules(settings)))
 
@@ -174,14 +175,18 @@ class Learner(ImpalaLearner):
         return self._graph
 
     def _record(self, capture: Capture, trajectory: Trajectory, settings: UpdateSettings) -> None:
-        """Records the update as the graph. If that is not possible, there is none, and no other attempt."""
+        """Records the update as the graph. If it needs too much memory, there is none, and no other attempt.
+
+        Raises:
+            RecordingFailed: see `agent.cuda_graphs.record`.
+        """
         self._graph = None  # only one at a time has memory
-        try:
-            with self._optimization.capturable():
-                self._graph = UpdateGraph(self._queue, capture, trajectory, settings)
-        except RuntimeError as error:
+        with self._optimization.capturable():
+            graph = UpdateGraph(self._queue, capture, trajectory, settings)
+        if graph.is_recorded:
+            self._graph = graph
+        else:
             self._capture = None
-            logger.warning("updates are not recorded as a CUDA graph, which makes them slower: %s", error)
 
     def settle(self) -> dict[str, float]:
         """Reads all updates that were not read, in one transfer, so that `version` and `steps` are exact.

@@ -8,11 +8,12 @@ from update to update, are copied into tensors that stay.
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from agent.core import State, leaves, map_state
-from agent.cuda_graphs import Capture
+from agent.cuda_graphs import Capture, record
 from agent.trajectory import Trajectory
 from learner.optimization import Measured
 
@@ -37,6 +38,10 @@ class UpdateGraph:
 
     Attributes:
         form: of the batches that it can learn from, see `form_of`.
+        is_recorded: false if the device's memory was too small for the graph; then it cannot update.
+
+    Raises:
+        RecordingFailed: see `agent.cuda_graphs.record`.
     """
 
     _measured: Measured
@@ -58,7 +63,8 @@ class UpdateGraph:
             self._measured = update(self._trajectory, self._settings)
 
         # The operations are recorded in one call; each replay fills the tensor of metrics that this call has made.
-        self._replay = capture(operations)
+        self._replay = record(capture, operations, "an update")
+        self.is_recorded = self._replay is not None
 
     def update(self, trajectory: Trajectory, settings: UpdateSettings) -> Measured:
         """The update with another batch of the same form; its metrics are not read."""
@@ -66,9 +72,16 @@ class UpdateGraph:
             kept.copy_(new)
         for scalar, number in zip(self._settings, settings, strict=True):
             scalar.fill_(number)
+        assert self._replay, "the graph is recorded"
         self._replay()
         # The next replay writes into the same tensor.
         return self._measured._replace(values=self._measured.values.clone())
+
+
+def in_single_precision(settings: UpdateSettings) -> UpdateSettings:
+    """The settings rounded as a graph has them; the version is a whole number and stays."""
+    version, *numbers = settings
+    return UpdateSettings(version, *[float(np.float32(number)) for number in numbers])
 
 
 def _scalar(number: float, device: torch.device) -> Tensor:

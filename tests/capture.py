@@ -8,27 +8,26 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_leaves
 
-from agent.cuda_graphs import value_dependence
+from agent.cuda_graphs import Unrecordable
 
 ROOT = Path(__file__).parent.parent
+TOOLS = ("tests/capture.py", "agent/cuda_graphs.py", ".")
 READS, COPIES = {"tolist", "numpy", "cpu", "__array__", "__dlpack__"}, {"as_tensor", "asarray"}
 
 
-class Capturable(TorchDispatchMode):
-    """Notes the operations under it, backward included, that wait for the device or depend on its values.
-
-    On a CPU it sees neither `torch.from_numpy` nor `to(device)`. Some operations, such as `F.one_hot`, read values on a
-    CPU only; they are noted.
+class Capturable(Unrecordable):
+    """`Unrecordable` for a CPU, where what crosses to the host is often no operation. It does not see
+    `torch.from_numpy` and `to(device)`.
 
     Attributes:
         forbidden: the reason, by operation and place in this repository.
     """
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__(torch.device("cpu"))
         self.forbidden: dict[str, str] = {}
         self._host = _HostAccess(self.note)
 
@@ -40,48 +39,30 @@ class Capturable(TorchDispatchMode):
         super().__exit__(*error)
         self._host.__exit__(*error)
 
-    def note(self, operation: Any, reason: str) -> None:
-        """Notes an operation, unless the reason is empty."""
-        if reason:
-            self.forbidden[f"{operation} in {_place()}"] = reason
-
-    def __torch_dispatch__(self, operation: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
-        kwargs = kwargs or {}
-        self.note(operation, _reason(operation, args, kwargs))
-        return operation(*args, **kwargs)
+    def note(self, operation: str, reason: str) -> None:
+        self.forbidden[f"{operation} in {_place()}"] = reason
 
 
 class _HostAccess(TorchFunctionMode):
     """Notes what tensors on a CPU do without an operation."""
 
-    def __init__(self, note: Callable[[Any, str], None]) -> None:
+    def __init__(self, note: Callable[[str, str], None]) -> None:
         super().__init__()
         self.note = note
 
     def __torch_function__(self, function: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         name = getattr(function, "__name__", "")
-        self.note(name, "reads values" if name in READS else "")
-        self.note(name, "values of the host" if name in COPIES and not isinstance(args[0], Tensor) else "")
+        if name in READS:
+            self.note(name, "reads values")
+        elif name in COPIES and not isinstance(args[0], Tensor):
+            self.note(name, "values of the host")
         return function(*args, **(kwargs or {}))
-
-
-def _reason(operation: Any, args: tuple, kwargs: dict) -> str:
-    name = str(operation.overloadpacket)
-    dependence = value_dependence(operation, args)
-    if dependence:
-        return dependence
-    if name == "aten.lift_fresh":
-        return "values of the host"
-    if name in ("aten._to_copy", "aten.copy_"):
-        devices = {torch.device(kwargs.get("device") or args[0].device), *(tensor.device for tensor in _tensors(args))}
-        return "a copy between devices" if len(devices) > 1 else ""
-    return ""
 
 
 def _place() -> str:
     frames = [(Path(frame.filename), frame.lineno) for frame in traceback.extract_stack()]
     ours = [f"{path.relative_to(ROOT)}:{line}" for path, line in frames if path.is_relative_to(ROOT)]
-    return [place for place in ours if not place.startswith(("tests/capture.py", "."))][-1]
+    return [place for place in ours if not place.startswith(TOOLS)][-1]
 
 
 class EmulatedGraph(Capturable):

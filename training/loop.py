@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from actors import ClusterError
+from agent.cuda_graphs import RecordingFailed
 from envs import EnvironmentFailed, WrongOutput
 from learner.errors import LearnersLost, NotFinite
 from learner.replica import Replica
@@ -228,11 +229,11 @@ class Training(ABC):
             raise
         except (OSError, StorageError, MemoryError) as error:
             raise UserError(self._storage_problem(error, again)) from error
-        except (EnvironmentFailed, ClusterError, LearnersLost, FloatingPointError) as error:
+        except (EnvironmentFailed, ClusterError, LearnersLost, RecordingFailed, FloatingPointError) as error:
             if not self.saved:
                 raise
             cause = getattr(error, "cause", error)  # of an error of Ray
-            advice = self._how_to_resume(again, self.run.path) + self._smaller_rates(cause)
+            advice = self._how_to_resume(again, self.run.path) + self._other_options(cause)
             # An environment's error has several lines, of which the last is a place in its code.
             has_place = isinstance(error, EnvironmentFailed) and not isinstance(error, WrongOutput)
             separator = "\n" if has_place else "; "
@@ -260,8 +261,11 @@ class Training(ABC):
             problem += f"; {self._how_to_resume(again, folder)}"
         return problem
 
-    def _smaller_rates(self, cause: Exception) -> str:
-        """The options of a smaller learning rate, if an update was not finite for another reason than its inputs."""
+    def _other_options(self, cause: Exception) -> str:
+        """What to resume with after an error: no CUDA graphs if they cannot be recorded, and a smaller learning rate if
+        an update was not finite for another reason than its inputs."""
+        if isinstance(cause, RecordingFailed):
+            return " --learner.no-cuda-graph"
         from_inputs = isinstance(cause, NotFinite) and (cause.from_environments or cause.number == 1)
         if not isinstance(cause, FloatingPointError) or from_inputs:
             return ""

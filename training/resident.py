@@ -43,6 +43,7 @@ def make_pool(config: RunConfig, agent: Agent, seed: int, device: torch.device) 
     actors = config.actors
     num_envs = actors.num_actors * actors.envs_per_actor
     envs = make_device(config.env, num_envs // config.learners, str(device))
+    capture = graphs_of(agent, device) if config.learner.cuda_graph else None
     return ResidentActor(
         envs,
         agent,
@@ -50,7 +51,7 @@ def make_pool(config: RunConfig, agent: Agent, seed: int, device: torch.device) 
         seed,
         task=config.env,
         precision=actors.precision,
-        capture=graphs_of(agent, device),
+        capture=capture,
     )
 
 

@@ -163,6 +163,21 @@ def test_acting_does_nothing_that_a_graph_cannot_hold(core: str) -> None:
     assert mode.forbidden, "it reads values"
 
 
+def test_without_memory_for_a_graph_it_acts_operation_by_operation(caplog: pytest.LogCaptureFixture) -> None:
+    def refuse(function: Callable[[], None]) -> Callable[[], None]:
+        raise torch.OutOfMemoryError("tried to allocate 2 GiB")
+
+    agent = make_agent("gru", RECALL)
+    plain = resident(agent, RECALL)
+    refused = resident(agent, RECALL, capture=refuse)
+    for _ in range(3):
+        plain.unroll()
+        refused.unroll()
+        for ours, theirs in zip(leaves(plain.trajectory), leaves(refused.trajectory), strict=True):
+            assert torch.equal(ours, theirs)
+    assert len(caplog.messages) == 1, "there is no other attempt"
+
+
 def test_it_resumes_exactly_and_keeps_the_learners_weights() -> None:
     agent = make_agent("compressive", ROOMS)
     first = resident(agent, ROOMS)

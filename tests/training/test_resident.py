@@ -4,6 +4,7 @@ import dataclasses
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ from tests.commands.cli import ENVIRONMENT, SMALL, state
 from tests.learner.test_group import together
 from tests.sequences.speech.tiny import TINY
 from tests.training.test_trainer import timeless, train, train_in_parts
+from training import resident as resident_runs
 from training.config import RunConfig
 from training.factories import make_agent, make_learner, make_pool
 from training.resident import ResidentLearner
@@ -42,6 +44,17 @@ CONFIG = RunConfig(
     actors=ActorsConfig(num_actors=6, envs_per_actor=2, unroll_length=24),
 )
 RESIDENT = ["--resident", "--learner.device=cpu", "--env=diagnostic:recall,delay=3", *SMALL]
+
+
+@pytest.mark.parametrize("cuda_graph", [True, False])
+def test_unrolls_are_recorded_unless_the_user_forbids_it(cuda_graph: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    def capture(function: Callable[[], None]) -> Callable[[], None]:
+        return function
+
+    monkeypatch.setattr(resident_runs, "graphs_of", lambda agent, device: capture)
+    config = dataclasses.replace(CONFIG, learner=dataclasses.replace(CONFIG.learner, cuda_graph=cuda_graph))
+    actor = resident_runs.make_pool(config, make_agent(config), 0, torch.device("cpu"))
+    assert actor.capture is (capture if cuda_graph else None)
 
 
 def test_on_equal_noise_a_run_learns_what_a_local_one_learns(tmp_path: Path) -> None:
