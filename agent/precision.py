@@ -41,9 +41,11 @@ def resolve_precision(precision: Precision, device: torch.device) -> Precision:
 
 
 def describe_precision(precision: Precision, device: torch.device) -> str:
-    """A resolved precision in words, with what makes it fast on a device."""
+    """A precision in words, with what makes it fast on a device."""
     if precision == "float32":
         return precision
+    if precision == "auto":  # left to devices that may be elsewhere
+        return "what each device computes fast"
     hardware = bfloat16_hardware(device)
     if not hardware:
         return f"{precision} (slow here, because this {device.type} does not support it)"

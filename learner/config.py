@@ -91,7 +91,8 @@ class LearnerConfig(Checked):
     """Where to learn: auto (a GPU if there is one), cpu, cuda, cuda:1, ..."""
     precision: Precision = "float32"
     """Precision of matrix products and convolutions; auto is bfloat16 where the device computes it fast. Weights,
-    losses, V-trace and the heads are float32."""
+    losses, V-trace and the heads are float32. On NVIDIA GPUs torch rounds the factors of float32's convolutions to
+    TF32, unless torch.backends.cudnn.allow_tf32 is off."""
     compile: bool = False
     """Compile the torso in the first update, which may then last a minute; torch caches the result on the disk. For
     GPUs: on CPUs the compiled torso was slower."""

@@ -207,10 +207,19 @@ def acting_device(config: RunConfig) -> torch.device:
 
 
 def resolve_precisions(config: RunConfig) -> RunConfig:
-    """The configuration with float32 or bfloat16 in place of "auto", as this machine's devices compute them."""
-    # Learner and actors may be on different devices.
-    learner = resolve_precision(config.learner.precision, learning_device(config))
-    actors = resolve_precision(config.actors.precision, acting_device(config))
+    """The configuration with float32 or bfloat16 in place of "auto", as this machine's devices compute them.
+
+    What may be on other machines' GPUs keeps "auto", and each learner or actor finds out for itself: several learners,
+    resident actors beside them, and actors with a share of a GPU.
+    """
+    learner = config.learner.precision
+    actors = config.actors.precision
+    several = config.learners > 1
+    if not several:
+        learner = resolve_precision(learner, learning_device(config))
+    act_elsewhere = several if config.resident else config.actors.gpus > 0
+    if not act_elsewhere:
+        actors = resolve_precision(actors, acting_device(config))
     return dataclasses.replace(
         config,
         learner=dataclasses.replace(config.learner, precision=learner),

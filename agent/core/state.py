@@ -164,7 +164,9 @@ def detach_state(state: State) -> State:
 
 def state_to(state: State, device: torch.device | str) -> State:
     """Moves the state to a device."""
-    return _map_everything(lambda leaf: leaf.to(device, non_blocking=True), state)
+    # Towards a GPU the host need not wait. From a GPU it must, or it could read what has not arrived.
+    to_gpu = torch.device(device).type == "cuda"
+    return _map_everything(lambda leaf: leaf.to(device, non_blocking=to_gpu), state)
 
 
 def _map_everything(function: Callable[[Tensor], Tensor], state: State) -> State:

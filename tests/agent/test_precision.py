@@ -34,6 +34,7 @@ def test_auto_is_bfloat16_where_the_processor_computes_it(
     remark = name or "slow here, because this cpu does not support it"
     assert describe_precision("bfloat16", CPU) == f"bfloat16 ({remark})"
     assert describe_precision("float32", CPU) == "float32"
+    assert describe_precision("auto", CPU) == "what each device computes fast"
 
 
 @pytest.mark.parametrize("wide", [False, True])

@@ -52,6 +52,8 @@ def test_a_driver_needs_no_gpu_although_its_learners_do() -> None:
     trainer = Trainer(dataclasses.replace(CONFIG, resident=False, learners=2, learner=learning), Run(""), local=False)
     assert trainer.learner.device.type == "cpu"
     assert trainer.config.learner.device == "cuda"
+    # What is fast there is not known here.
+    assert trainer.config.learner.precision == "auto"
 
 
 @pytest.fixture
