@@ -11,7 +11,7 @@
 import functools
 import logging
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeGuard
 
 import gymnasium
 import numpy as np
@@ -192,37 +192,29 @@ def image_as(space: spaces.Space[Any]) -> ObservationForm | None:
     `_planes_first`. Four are a stack of frames, whose channels are joined, those of the first frame first. The upper
     bound of the space becomes 255.
     """
-    shape = space.shape or ()
-    if not isinstance(space, spaces.Box) or not 2 <= len(shape) <= 4 or 0 in shape:
+    if not _is_of_images(space):
         return None
-    low = float(space.low.min())
+    shape = space.shape
     high = float(space.high.max())
-    has_one_range = low == space.low.max() and high == space.high.min()
-    is_scaled = has_one_range and (low, high) in ((0.0, 1.0), (0.0, 255.0)) and len(shape) > 2
-    if space.dtype not in (np.uint8, np.uint16) and not is_scaled:
-        return None
 
-    # Axes: height and width first, then frames and channels.
-    order: tuple[int, ...] = tuple(range(len(shape)))
-    if len(shape) > 2 and _planes_first(shape[-3:]):
-        order = (*order[:-3], *order[-2:], order[-3])
-    if len(shape) == 4:
-        order = (*order[1:3], order[0], order[3])
-    height, width = (shape[axis] for axis in order[:2])
-    result = (height, width, int(np.prod(shape)) // (height * width))
+    # Height and width come first; frames and channels become one axis.
+    order = _height_first(shape)
+    batch_order = (0, *(axis + 1 for axis in order))  # a batch has its rows as the first axis
+    height = shape[order[0]]
+    width = shape[order[1]]
+    num_channels = int(np.prod(shape)) // (height * width)
+    result = (height, width, num_channels)
 
-    # Values: whole numbers from 0 to 255.
-    is_unscaled = space.dtype == np.uint8 and high in (0.0, 255.0)
-    if is_unscaled and result == shape and order == (0, 1, 2):
+    # Bytes stay as they are if their upper bound is 255, or if all of them are 0.
+    keeps_values = space.dtype == np.uint8 and high in (0.0, 255.0)
+    if keeps_values and result == shape and order == (0, 1, 2):
         return ObservationForm(space, None)
-    scale = 255.0 / high if high > 0 else 1.0
-
-    # A batch has its rows as the first axis.
-    batch_order = (0, *(axis + 1 for axis in order))
+    factor = 255.0 / high if high > 0 else 1.0
+    rescales = not keeps_values and factor != 1.0
 
     def show(image: NDArray[Any]) -> NDArray[np.uint8]:
-        if not is_unscaled and scale != 1.0:
-            image = image * np.float32(scale)
+        if rescales:
+            image = image * np.float32(factor)
         if image.dtype != np.uint8:
             image = np.rint(image).clip(0, 255).astype(np.uint8)
         if image.ndim == len(shape):
@@ -230,9 +222,36 @@ def image_as(space: spaces.Space[Any]) -> ObservationForm | None:
         return image.transpose(batch_order).reshape(-1, *result)
 
     shown = spaces.Box(0, 255, result, np.uint8)
-    if is_unscaled:
+    if keeps_values:
         return ObservationForm(shown, show)
     return ObservationForm(shown, _watched(show, high))
+
+
+def _is_of_images(space: spaces.Space[Any]) -> TypeGuard[spaces.Box[Any]]:
+    """Whether the values of a space are images; see `image_as`."""
+    if not isinstance(space, spaces.Box):
+        return False
+    num_axes = len(space.shape)
+    if not 2 <= num_axes <= 4 or 0 in space.shape:
+        return False
+    if space.dtype in (np.uint8, np.uint16):
+        return True
+
+    # Other numbers are those of pixels if their bounds say so. With two axes they may be any matrix.
+    low = float(space.low.min())
+    high = float(space.high.max())
+    same_everywhere = low == space.low.max() and high == space.high.min()
+    return num_axes > 2 and same_everywhere and (low, high) in ((0.0, 1.0), (0.0, 255.0))
+
+
+def _height_first(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """The axes of an image of two to four axes in the order height, width, frames, channels; those that there are."""
+    if len(shape) == 2:
+        return (0, 1)
+    *frames, first, middle, last = range(len(shape))
+    if _planes_first(shape[-3:]):
+        return (middle, last, *frames, first)
+    return (first, middle, *frames, last)
 
 
 def _shrunk(image: ObservationForm, k: int) -> ObservationForm:
