@@ -10,6 +10,7 @@
 
 import functools
 import logging
+import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, TypeGuard
 
@@ -143,28 +144,38 @@ def shown_as(space: spaces.Space[Any], rows: int | None = None, shrink: int = 1)
     seen = _together(parts, rows)._replace(elements=_element_names(numbers))
     if not texts:
         return seen
+    return _with_texts(seen, texts, rows)
 
-    # The texts, in the order of their places.
+
+def _with_texts(seen: ObservationForm, texts: dict[Place, spaces.Text], rows: int | None) -> ObservationForm:
+    """A Dict of what is seen and of the words of the texts, which are joined in the order of their places."""
     length = min(MOST_WORDS, sum(most_words(text) for text in texts.values()))
-    words = words_space(length)
     places = tuple(texts)
     convert = seen.convert or _unchanged
 
-    def read(observation: Any) -> str:
-        return beginning(" ".join(at(observation, place) for place in places), length)
+    def texts_of(observation: Any) -> list[Any]:
+        """At each place a text or, of several rows, a sequence of texts."""
+        return [at(observation, place) for place in places]
 
-    def numbered(texts: Sequence[str]) -> NDArray[np.int64]:
-        return _numbered(split_words(" ".join(texts)), length)
+    def read(observation: Any) -> str:
+        whole = " ".join(texts_of(observation))
+        return beginning(whole, length)
+
+    def numbered(texts_of_row: Sequence[str]) -> NDArray[np.int64]:
+        words = split_words(" ".join(texts_of_row))
+        return _numbered(words, length)
 
     def show(observation: Any) -> dict[str, Any]:
-        by_place = [at(observation, place) for place in places]
+        by_place = texts_of(observation)
         if rows is None:
             instruction = numbered(by_place)
         else:
-            instruction = np.stack([numbered(texts) for texts in zip(*by_place, strict=True)])
+            by_row = zip(*by_place, strict=True)
+            instruction = np.stack([numbered(texts_of_row) for texts_of_row in by_row])
         return {"image": convert(observation), "instruction": instruction}
 
-    return ObservationForm(spaces.Dict(image=seen.space, instruction=words), show, seen.names, seen.elements, read)
+    space = spaces.Dict(image=seen.space, instruction=words_space(length))
+    return ObservationForm(space, show, seen.names, seen.elements, read)
 
 
 def _element_names(numbers: dict[Place, spaces.Space[Any]]) -> tuple[str, ...]:
@@ -259,9 +270,15 @@ def _shrunk(image: ObservationForm, k: int) -> ObservationForm:
     if k == 1:
         return image
     height, width, channels = image.space.shape or ()
-    smaller = spaces.Box(0, 255, (-(-height // k), -(-width // k), channels), np.uint8)
+    # The last blocks of a side may be smaller: the number of blocks is rounded up.
+    size = (math.ceil(height / k), math.ceil(width / k), channels)
+    smaller = spaces.Box(0, 255, size, np.uint8)
     convert = image.convert or _unchanged
-    return ObservationForm(smaller, lambda observation: block_means(convert(observation), k))
+
+    def show(observation: Any) -> NDArray[np.uint8]:
+        return block_means(convert(observation), k)
+
+    return ObservationForm(smaller, show)
 
 
 def block_means(image: NDArray[np.uint8], k: int) -> NDArray[np.uint8]:
@@ -279,7 +296,10 @@ def block_means(image: NDArray[np.uint8], k: int) -> NDArray[np.uint8]:
     rows_of_blocks = np.diff(rows, append=height)
     columns_of_blocks = np.diff(columns, append=width)
     pixels = np.multiply.outer(rows_of_blocks, columns_of_blocks)[..., None].astype(np.uint32)
-    return ((2 * sums + pixels) // (2 * pixels)).astype(np.uint8)
+
+    # In whole numbers: sums / pixels + 1/2, rounded down.
+    rounded = (2 * sums + pixels) // (2 * pixels)
+    return rounded.astype(np.uint8)
 
 
 def _watched(show: Convert, high: float) -> Convert:
