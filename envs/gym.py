@@ -169,11 +169,15 @@ def spec_of_object(name: str) -> EnvSpec | None:
     module, colon, identity = name.partition(":")
     if not colon or package_of(name):
         return None
+    # To import the module may register the id.
     imported = import_named(module, f"gym:{name}")
+    if identity in gymnasium.registry:
+        return None
     found: Any = getattr(imported, identity, None)
     is_class = inspect.isclass(found)
-    if identity in gymnasium.registry or not (is_class or inspect.isfunction(found)):
+    if not is_class and not inspect.isfunction(found):
         return None
+
     if is_class and not issubclass(found, gymnasium.Env):
         got = f"the class {found.__module__}.{found.__qualname__}, which is none: wrap it in one"
         if issubclass(found, dm_env.Environment):
@@ -245,12 +249,9 @@ def import_installed(module: str, spec: str, installation: str) -> Any:
     """
     os.environ.setdefault("PYGAME_HIDE_SUPPORT_PROMPT", "1")
     os.environ.setdefault("SDL_AUDIODRIVER", "dummy")  # pygame looks for a sound card and complains
-    package = module.partition(".")[0]
-    if package not in sys.modules:
-        source = importlib.util.find_spec(package)
-        places = (source.submodule_search_locations or [source.origin or ""]) if source else []
-        if Path.cwd() in [Path(place).parent.resolve() for place in places]:
-            raise ImportError(f"{spec} needs {package}, installed and not in the working directory: {installation}")
+    package, _, _ = module.partition(".")
+    if package not in sys.modules and _is_in_working_directory(package):
+        raise ImportError(f"{spec} needs {package}, installed and not in the working directory: {installation}")
     try:
         found = importlib.import_module(module)
     except ModuleNotFoundError as error:
@@ -259,6 +260,17 @@ def import_installed(module: str, spec: str, installation: str) -> Any:
         ale = sys.modules[package]
         ale.ALEInterface.setLoggerMode(ale.LoggerMode.Error)  # else every environment prints a greeting
     return found
+
+
+def _is_in_working_directory(package: str) -> bool:
+    """Whether the working directory is where Python would find a package that is not imported yet."""
+    source = importlib.util.find_spec(package)
+    if source is None:
+        return False
+    # A package has folders, a module of one file has that file.
+    places = source.submodule_search_locations or [source.origin or ""]
+    folders = [Path(place).parent.resolve() for place in places]
+    return Path.cwd() in folders
 
 
 def adapt(env: Env, shrink: int = 1) -> Env:
