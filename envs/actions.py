@@ -243,12 +243,9 @@ def _part(space: Any, place: Place) -> tuple[list[Part], Convert]:
     Columns are the last axis of the function's argument.
     """
     if isinstance(space, spaces.Dict) and space.spaces:
-        keys = list(space.spaces)
-        parts, converts = _nest(space.spaces, place)
-        return parts, lambda row: {key: convert(row) for key, convert in zip(keys, converts, strict=True)}
+        return _dict_part(space, place)
     if isinstance(space, spaces.Tuple) and space.spaces:
-        parts, converts = _nest(dict(enumerate(space.spaces)), place)
-        return parts, lambda row: tuple([convert(row) for convert in converts])
+        return _tuple_part(space, place)
     if not isinstance(space, NUMERIC):
         expected = "Box, Discrete, MultiDiscrete, MultiBinary, or a Tuple or Dict of them"
         raise _refusal(expected, line(space), place)
@@ -260,6 +257,27 @@ def _part(space: Any, place: Place) -> tuple[list[Part], Convert]:
     if isinstance(space, spaces.Box) and space.dtype.kind == "f":
         return _floats(space, place)
     return _choices(space, place)
+
+
+def _dict_part(space: spaces.Dict, place: Place) -> tuple[list[Part], Convert]:
+    """`_part` for a Dict."""
+    keys = list(space.spaces)
+    parts, converts = _nest(space.spaces, place)
+
+    def convert_to_dict(row: Any) -> dict[str, Any]:
+        return {key: convert(row) for key, convert in zip(keys, converts, strict=True)}
+
+    return parts, convert_to_dict
+
+
+def _tuple_part(space: spaces.Tuple, place: Place) -> tuple[list[Part], Convert]:
+    """`_part` for a Tuple."""
+    parts, converts = _nest(dict(enumerate(space.spaces)), place)
+
+    def convert_to_tuple(row: Any) -> tuple[Any, ...]:
+        return tuple([convert(row) for convert in converts])
+
+    return parts, convert_to_tuple
 
 
 def _nest(inner: dict[Any, Any], place: Place) -> tuple[list[Part], list[Convert]]:
@@ -277,26 +295,33 @@ def _nest(inner: dict[Any, Any], place: Place) -> tuple[list[Part], list[Convert
 
 
 def _of_columns(convert: Convert, columns: slice) -> Convert:
-    return lambda row: convert(row[..., columns])
+    """A function that converts these columns of a row."""
+
+    def convert_own(row: Any) -> Any:
+        return convert(row[..., columns])
+
+    return convert_own
+
+
+def _whole_numbers(space: Any) -> tuple[Any, list[int]]:
+    """Of a space of whole numbers: the least value, of all or of each element; and for each how many values it has."""
+    if isinstance(space, spaces.Discrete):
+        return space.start, [int(space.n)]
+    if isinstance(space, spaces.MultiDiscrete):
+        return space.start, space.nvec.ravel().tolist()
+    if isinstance(space, spaces.MultiBinary):
+        return 0, [2] * int(np.prod(space.shape))
+
+    # A Box. As Python's integers, which do not overflow.
+    sizes = []
+    for low, high in zip(space.low.ravel().tolist(), space.high.ravel().tolist(), strict=True):
+        sizes.append(int(high) - int(low) + 1)
+    return space.low, sizes
 
 
 def _choices(space: Any, place: Place) -> tuple[list[Part], Convert]:
     """A choice for each element of a space of whole numbers."""
-    first: Any = 0
-    sizes: list[int]
-    if isinstance(space, spaces.Discrete):
-        first = space.start
-        sizes = [int(space.n)]
-    elif isinstance(space, spaces.MultiDiscrete):
-        first = space.start
-        sizes = space.nvec.ravel().tolist()
-    elif isinstance(space, spaces.MultiBinary):
-        sizes = [2] * int(np.prod(space.shape))
-    else:
-        first = space.low
-        # As Python's integers, which do not overflow.
-        bounds = zip(space.low.ravel().tolist(), space.high.ravel().tolist(), strict=True)
-        sizes = [int(high) - int(low) + 1 for low, high in bounds]
+    first, sizes = _whole_numbers(space)
     least = min(sizes)
     if least < 2:
         raise _refusal("at least 2 choices", f"{least} in {line(space)}", place)
@@ -316,8 +341,10 @@ def _choices(space: Any, place: Place) -> tuple[list[Part], Convert]:
         return shaped
 
     names = _names(label(place, "action"), len(sizes))
-    columns = zip(names, sizes, start.tolist(), strict=True)
-    return [ChoiceColumn(name, size, int(value)) for name, size, value in columns], convert
+    columns: list[Part] = []
+    for name, size, value in zip(names, sizes, start.tolist(), strict=True):
+        columns.append(ChoiceColumn(name, size, int(value)))
+    return columns, convert
 
 
 def _floats(space: spaces.Box, place: Place) -> tuple[list[Part], Convert]:
@@ -346,9 +373,11 @@ def _floats(space: spaces.Box, place: Place) -> tuple[list[Part], Convert]:
         # A weighted mean is exact at both bounds, and does not overflow as their difference may.
         upper = (row.clip(-1, 1).astype(np.float64) + 1) / 2
         scaled = least * (1 - upper) + most * upper
-        return np.where(bounded, scaled, row).astype(dtype).reshape(row.shape[:-1] + shape)
+        values = np.where(bounded, scaled, row).astype(dtype)
+        return values.reshape(row.shape[:-1] + shape)
 
-    return [NumberColumns(label(place, "action"), tuple(low.tolist()), tuple(high.tolist()))], convert
+    columns = NumberColumns(label(place, "action"), tuple(low.tolist()), tuple(high.tolist()))
+    return [columns], convert
 
 
 def _refusal(expected: str, got: str, place: Place) -> ValueError:

@@ -192,21 +192,34 @@ def make_env(name: str, /, **fields: Any) -> gymnasium.Env[Any, Any]:
     a `seed`, episodes depend on the seeds that `reset` gets. `shrink` is that of `gym.adapt`, unless it has such a
     parameter itself.
     """
-    if not all(name.partition(":")):
+    module, _, constructor = name.partition(":")
+    if not module or not constructor:
         raise ValueError("expected a module and a constructor in it, as in dm:module:Class")
-    import_named(name.partition(":")[0], f"dm:{name}")
+    import_named(module, f"dm:{name}")
     make = pkgutil.resolve_name(name)
+    _require_constructor(make, name)
+
+    # Ours, unless the environment itself has a parameter of that name.
+    signature = inspect.signature(make)
+    shrink = 1
+    if "shrink" not in signature.parameters:
+        shrink = fields.pop("shrink", 1)
+    signature.bind(**fields)  # an error before the call, if they do not fit
+    return adapt(DmEnv(functools.partial(make, **fields)), shrink)
+
+
+def _require_constructor(make: Any, name: str) -> None:
+    """Raises a ValueError unless `make`, which a spec names, is known to make a `dm_env.Environment`.
+
+    It is not called to find out: that would run whatever a spec such as dm:os:system,command=... names.
+    """
     made = make
     if inspect.isfunction(make):
         with suppress(Exception):  # an annotation that cannot be read
             made = typing.get_type_hints(make).get("return")
-    if not (inspect.isclass(made) and issubclass(made, dm_env.Environment)):  # before a call: "dm:os:system,command=.."
-        expected = "a subclass of dm_env.Environment, or a function annotated to return one"
-        got = f"a {type(make).__name__}"
-        if inspect.isclass(made) and issubclass(made, gymnasium.Env):
-            got = f"a gymnasium.Env, whose spec is gym:{name}"
-        raise ValueError(f"expected {expected}, got {got}")
-    parameters = inspect.signature(make)
-    shrink = 1 if "shrink" in parameters.parameters else fields.pop("shrink", 1)
-    parameters.bind(**fields)
-    return adapt(DmEnv(functools.partial(make, **fields)), shrink)
+    if inspect.isclass(made) and issubclass(made, dm_env.Environment):
+        return
+    got = f"a {type(make).__name__}"
+    if inspect.isclass(made) and issubclass(made, gymnasium.Env):
+        got = f"a gymnasium.Env, whose spec is gym:{name}"
+    raise ValueError(f"expected a subclass of dm_env.Environment, or a function annotated to return one, got {got}")

@@ -10,7 +10,7 @@ import os
 import re
 import sys
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -68,9 +68,21 @@ def make_env(name: str, /, **fields: Any) -> Env:
     if name.count(":") > 1:
         raise ValueError("expected an id such as CartPole-v1, or package:id")
     identity = spec_of_object(name) or register(name)
-    is_object = isinstance(identity, EnvSpec)
     of_images = _pop_ours(identity, fields, ("shrink",))
     of_view = _pop_ours(identity, fields, ("view", "tile"))
+    env = _make_checked(name, identity, fields)
+    if _is_of_minigrid(env):
+        env = _minigrid(env, **of_view)
+    elif of_view:
+        raise ValueError(f"{' and '.join(of_view)}: expected an environment of MiniGrid, or one with such a parameter")
+    return adapt(env, **of_images)
+
+
+def _make_checked(name: str, identity: str | EnvSpec, fields: dict[str, Any]) -> Env:
+    """What `gymnasium.make` makes of an id or of an object, as `envs.outputs.checked` has it.
+
+    Raises a ValueError or an ImportError, which say more than gymnasium's own; see `make_env`.
+    """
     if isinstance(identity, EnvSpec) and "id" in fields:  # which `gymnasium.make` calls its own first parameter
         identity.kwargs["id"] = fields.pop("id")
     try:
@@ -80,43 +92,71 @@ def make_env(name: str, /, **fields: Any) -> Env:
             if name in _warned:
                 warnings.simplefilter("ignore", UserWarning)  # said for each environment of a batch otherwise
             _warned.add(name)
-            env = checked(gymnasium.make(identity, disable_env_checker=True, **fields))
+            return checked(gymnasium.make(identity, disable_env_checker=True, **fields))
     except gymnasium.error.DependencyNotInstalled as error:
         raise ImportError(f"gym:{name}: {error}") from None
     except ModuleNotFoundError as error:
-        found = gymnasium.registry.get(str(identity))
-        entry = str(found.entry_point) if found else ""
-        if not entry.startswith("gymnasium.envs."):
-            raise
         # Gymnasium's own environments name some of the packages that are missing, but not all.
-        family = entry.split(".")[2]
+        family = _own_family(identity)
+        if not family:
+            raise
         raise ImportError(f"gym:{name} needs {error.name}: pip install 'gymnasium[{family}]'") from None
     except gymnasium.error.Error as error:
-        module, colon, identity = name.partition(":")
-        also = ""
-        if not colon:
-            also = f" A class of your own is gym:MODULE:{name}."
-        elif not package_of(name) and not is_object:
-            also = f" Nor has {module} a gymnasium.Env, or a function, of the name {identity}."
-        raise ValueError(f"{error}{also}") from error
-    if "minigrid" in sys.modules and isinstance(env.unwrapped, sys.modules["minigrid"].minigrid_env.MiniGridEnv):
-        env = _minigrid(env, **of_view)
-    elif of_view:
-        raise ValueError(f"{' and '.join(of_view)}: expected an environment of MiniGrid, or one with such a parameter")
-    return adapt(env, **of_images)
+        raise ValueError(f"{error}{_other_names(name, identity)}") from error
+
+
+def _own_family(identity: str | EnvSpec) -> str:
+    """The family of one of gymnasium's own environments, such as box2d, by which its extras are named; else empty."""
+    spec = gymnasium.registry.get(str(identity))
+    entry_point = str(spec.entry_point) if spec else ""
+    if not entry_point.startswith("gymnasium.envs."):
+        return ""
+    return entry_point.split(".")[2]
+
+
+def _other_names(name: str, identity: str | EnvSpec) -> str:
+    """What else the user may have meant by the name of an environment that cannot be made, as a further sentence."""
+    module, colon, own_name = name.partition(":")
+    if not colon:
+        return f" A class of your own is gym:MODULE:{name}."
+    is_object = isinstance(identity, EnvSpec)
+    if not package_of(name) and not is_object:
+        return f" Nor has {module} a gymnasium.Env, or a function, of the name {own_name}."
+    return ""
+
+
+def _is_of_minigrid(env: Env) -> bool:
+    """Whether an environment, beneath its wrappers, is one of MiniGrid's, which has been imported then."""
+    minigrid: Any = sys.modules.get("minigrid")
+    return minigrid is not None and isinstance(env.unwrapped, minigrid.minigrid_env.MiniGridEnv)
 
 
 def _pop_ours(identity: str | EnvSpec, fields: dict[str, Any], names: Sequence[str]) -> dict[str, Any]:
     """Removes from the fields those of the names that are no parameters of the environment itself, and returns them."""
-    names = [name for name in names if name in fields]
-    if not names:
+    given = [name for name in names if name in fields]
+    if not given:
         return {}
-    own: Any = {}
+    own: Collection[str] = ()
     with suppress(Exception):  # an id that is none, or a creator whose parameters are not known
-        spec = identity if isinstance(identity, EnvSpec) else gymnasium.spec(identity.rpartition(":")[2])
-        creator = load_env_creator(spec.entry_point) if isinstance(spec.entry_point, str) else spec.entry_point
-        own = inspect.signature(creator).parameters  # type: ignore[arg-type]
-    return {name: fields.pop(name) for name in names if name not in own}
+        own = _parameters(identity)
+    ours = {}
+    for name in given:
+        if name not in own:
+            ours[name] = fields.pop(name)
+    return ours
+
+
+def _parameters(identity: str | EnvSpec) -> Collection[str]:
+    """Names of the parameters of what makes an environment. Raises errors of many kinds if they are not known."""
+    if isinstance(identity, EnvSpec):
+        spec = identity
+    else:
+        _, _, registered = identity.rpartition(":")
+        spec = gymnasium.spec(registered)
+    creator: Any = spec.entry_point
+    if isinstance(creator, str):
+        creator = load_env_creator(creator)
+    return inspect.signature(creator).parameters.keys()
 
 
 def spec_of_object(name: str) -> EnvSpec | None:
@@ -129,11 +169,15 @@ def spec_of_object(name: str) -> EnvSpec | None:
     module, colon, identity = name.partition(":")
     if not colon or package_of(name):
         return None
+    # To import the module may register the id.
     imported = import_named(module, f"gym:{name}")
+    if identity in gymnasium.registry:
+        return None
     found: Any = getattr(imported, identity, None)
     is_class = inspect.isclass(found)
-    if identity in gymnasium.registry or not (is_class or inspect.isfunction(found)):
+    if not is_class and not inspect.isfunction(found):
         return None
+
     if is_class and not issubclass(found, gymnasium.Env):
         got = f"the class {found.__module__}.{found.__qualname__}, which is none: wrap it in one"
         if issubclass(found, dm_env.Environment):
@@ -205,12 +249,9 @@ def import_installed(module: str, spec: str, installation: str) -> Any:
     """
     os.environ.setdefault("PYGAME_HIDE_SUPPORT_PROMPT", "1")
     os.environ.setdefault("SDL_AUDIODRIVER", "dummy")  # pygame looks for a sound card and complains
-    package = module.partition(".")[0]
-    if package not in sys.modules:
-        source = importlib.util.find_spec(package)
-        places = (source.submodule_search_locations or [source.origin or ""]) if source else []
-        if Path.cwd() in [Path(place).parent.resolve() for place in places]:
-            raise ImportError(f"{spec} needs {package}, installed and not in the working directory: {installation}")
+    package, _, _ = module.partition(".")
+    if package not in sys.modules and _is_in_working_directory(package):
+        raise ImportError(f"{spec} needs {package}, installed and not in the working directory: {installation}")
     try:
         found = importlib.import_module(module)
     except ModuleNotFoundError as error:
@@ -219,6 +260,17 @@ def import_installed(module: str, spec: str, installation: str) -> Any:
         ale = sys.modules[package]
         ale.ALEInterface.setLoggerMode(ale.LoggerMode.Error)  # else every environment prints a greeting
     return found
+
+
+def _is_in_working_directory(package: str) -> bool:
+    """Whether the working directory is where Python would find a package that is not imported yet."""
+    source = importlib.util.find_spec(package)
+    if source is None:
+        return False
+    # A package has folders, a module of one file has that file.
+    places = source.submodule_search_locations or [source.origin or ""]
+    folders = [Path(place).parent.resolve() for place in places]
+    return Path.cwd() in folders
 
 
 def adapt(env: Env, shrink: int = 1) -> Env:

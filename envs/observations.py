@@ -10,8 +10,9 @@
 
 import functools
 import logging
+import math
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeGuard
 
 import gymnasium
 import numpy as np
@@ -143,28 +144,38 @@ def shown_as(space: spaces.Space[Any], rows: int | None = None, shrink: int = 1)
     seen = _together(parts, rows)._replace(elements=_element_names(numbers))
     if not texts:
         return seen
+    return _with_texts(seen, texts, rows)
 
-    # The texts, in the order of their places.
+
+def _with_texts(seen: ObservationForm, texts: dict[Place, spaces.Text], rows: int | None) -> ObservationForm:
+    """A Dict of what is seen and of the words of the texts, which are joined in the order of their places."""
     length = min(MOST_WORDS, sum(most_words(text) for text in texts.values()))
-    words = words_space(length)
     places = tuple(texts)
     convert = seen.convert or _unchanged
 
-    def read(observation: Any) -> str:
-        return beginning(" ".join(at(observation, place) for place in places), length)
+    def texts_of(observation: Any) -> list[Any]:
+        """At each place a text or, of several rows, a sequence of texts."""
+        return [at(observation, place) for place in places]
 
-    def numbered(texts: Sequence[str]) -> NDArray[np.int64]:
-        return _numbered(split_words(" ".join(texts)), length)
+    def read(observation: Any) -> str:
+        whole = " ".join(texts_of(observation))
+        return beginning(whole, length)
+
+    def numbered(texts_of_row: Sequence[str]) -> NDArray[np.int64]:
+        words = split_words(" ".join(texts_of_row))
+        return _numbered(words, length)
 
     def show(observation: Any) -> dict[str, Any]:
-        by_place = [at(observation, place) for place in places]
+        by_place = texts_of(observation)
         if rows is None:
             instruction = numbered(by_place)
         else:
-            instruction = np.stack([numbered(texts) for texts in zip(*by_place, strict=True)])
+            by_row = zip(*by_place, strict=True)
+            instruction = np.stack([numbered(texts_of_row) for texts_of_row in by_row])
         return {"image": convert(observation), "instruction": instruction}
 
-    return ObservationForm(spaces.Dict(image=seen.space, instruction=words), show, seen.names, seen.elements, read)
+    space = spaces.Dict(image=seen.space, instruction=words_space(length))
+    return ObservationForm(space, show, seen.names, seen.elements, read)
 
 
 def _element_names(numbers: dict[Place, spaces.Space[Any]]) -> tuple[str, ...]:
@@ -192,37 +203,29 @@ def image_as(space: spaces.Space[Any]) -> ObservationForm | None:
     `_planes_first`. Four are a stack of frames, whose channels are joined, those of the first frame first. The upper
     bound of the space becomes 255.
     """
-    shape = space.shape or ()
-    if not isinstance(space, spaces.Box) or not 2 <= len(shape) <= 4 or 0 in shape:
+    if not _is_of_images(space):
         return None
-    low = float(space.low.min())
+    shape = space.shape
     high = float(space.high.max())
-    has_one_range = low == space.low.max() and high == space.high.min()
-    is_scaled = has_one_range and (low, high) in ((0.0, 1.0), (0.0, 255.0)) and len(shape) > 2
-    if space.dtype not in (np.uint8, np.uint16) and not is_scaled:
-        return None
 
-    # Axes: height and width first, then frames and channels.
-    order: tuple[int, ...] = tuple(range(len(shape)))
-    if len(shape) > 2 and _planes_first(shape[-3:]):
-        order = (*order[:-3], *order[-2:], order[-3])
-    if len(shape) == 4:
-        order = (*order[1:3], order[0], order[3])
-    height, width = (shape[axis] for axis in order[:2])
-    result = (height, width, int(np.prod(shape)) // (height * width))
+    # Height and width come first; frames and channels become one axis.
+    order = _height_first(shape)
+    batch_order = (0, *(axis + 1 for axis in order))  # a batch has its rows as the first axis
+    height = shape[order[0]]
+    width = shape[order[1]]
+    num_channels = int(np.prod(shape)) // (height * width)
+    result = (height, width, num_channels)
 
-    # Values: whole numbers from 0 to 255.
-    is_unscaled = space.dtype == np.uint8 and high in (0.0, 255.0)
-    if is_unscaled and result == shape and order == (0, 1, 2):
+    # Bytes stay as they are if their upper bound is 255, or if all of them are 0.
+    keeps_values = space.dtype == np.uint8 and high in (0.0, 255.0)
+    if keeps_values and result == shape and order == (0, 1, 2):
         return ObservationForm(space, None)
-    scale = 255.0 / high if high > 0 else 1.0
-
-    # A batch has its rows as the first axis.
-    batch_order = (0, *(axis + 1 for axis in order))
+    factor = 255.0 / high if high > 0 else 1.0
+    rescales = not keeps_values and factor != 1.0
 
     def show(image: NDArray[Any]) -> NDArray[np.uint8]:
-        if not is_unscaled and scale != 1.0:
-            image = image * np.float32(scale)
+        if rescales:
+            image = image * np.float32(factor)
         if image.dtype != np.uint8:
             image = np.rint(image).clip(0, 255).astype(np.uint8)
         if image.ndim == len(shape):
@@ -230,9 +233,36 @@ def image_as(space: spaces.Space[Any]) -> ObservationForm | None:
         return image.transpose(batch_order).reshape(-1, *result)
 
     shown = spaces.Box(0, 255, result, np.uint8)
-    if is_unscaled:
+    if keeps_values:
         return ObservationForm(shown, show)
     return ObservationForm(shown, _watched(show, high))
+
+
+def _is_of_images(space: spaces.Space[Any]) -> TypeGuard[spaces.Box[Any]]:
+    """Whether the values of a space are images; see `image_as`."""
+    if not isinstance(space, spaces.Box):
+        return False
+    num_axes = len(space.shape)
+    if not 2 <= num_axes <= 4 or 0 in space.shape:
+        return False
+    if space.dtype in (np.uint8, np.uint16):
+        return True
+
+    # Other numbers are those of pixels if their bounds say so. With two axes they may be any matrix.
+    low = float(space.low.min())
+    high = float(space.high.max())
+    same_everywhere = low == space.low.max() and high == space.high.min()
+    return num_axes > 2 and same_everywhere and (low, high) in ((0.0, 1.0), (0.0, 255.0))
+
+
+def _height_first(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """The axes of an image of two to four axes in the order height, width, frames, channels; those that there are."""
+    if len(shape) == 2:
+        return (0, 1)
+    *frames, first, middle, last = range(len(shape))
+    if _planes_first(shape[-3:]):
+        return (middle, last, *frames, first)
+    return (first, middle, *frames, last)
 
 
 def _shrunk(image: ObservationForm, k: int) -> ObservationForm:
@@ -240,9 +270,15 @@ def _shrunk(image: ObservationForm, k: int) -> ObservationForm:
     if k == 1:
         return image
     height, width, channels = image.space.shape or ()
-    smaller = spaces.Box(0, 255, (-(-height // k), -(-width // k), channels), np.uint8)
+    # The last blocks of a side may be smaller: the number of blocks is rounded up.
+    size = (math.ceil(height / k), math.ceil(width / k), channels)
+    smaller = spaces.Box(0, 255, size, np.uint8)
     convert = image.convert or _unchanged
-    return ObservationForm(smaller, lambda observation: block_means(convert(observation), k))
+
+    def show(observation: Any) -> NDArray[np.uint8]:
+        return block_means(convert(observation), k)
+
+    return ObservationForm(smaller, show)
 
 
 def block_means(image: NDArray[np.uint8], k: int) -> NDArray[np.uint8]:
@@ -260,7 +296,10 @@ def block_means(image: NDArray[np.uint8], k: int) -> NDArray[np.uint8]:
     rows_of_blocks = np.diff(rows, append=height)
     columns_of_blocks = np.diff(columns, append=width)
     pixels = np.multiply.outer(rows_of_blocks, columns_of_blocks)[..., None].astype(np.uint32)
-    return ((2 * sums + pixels) // (2 * pixels)).astype(np.uint8)
+
+    # In whole numbers: sums / pixels + 1/2, rounded down.
+    rounded = (2 * sums + pixels) // (2 * pixels)
+    return rounded.astype(np.uint8)
 
 
 def _watched(show: Convert, high: float) -> Convert:

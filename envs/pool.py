@@ -164,23 +164,32 @@ def make_pool(name: str, num_envs: int, seeds: list[int], render_mode: str | Non
 
 def _require_known(name: str, fields: dict[str, Any], config: dict[str, Any]) -> None:
     """Raises a ValueError for a field that EnvPool does not have or that may not be chosen, or of another type."""
-    known = [
-        field
-        for field, default in config.items()
-        if isinstance(default, bool | int | float | str) and field not in RESERVED and not FILES.fullmatch(field)
-    ]
+    known = [field for field, default in config.items() if _may_be_chosen(field, default)]
     for field, value in fields.items():
         if field not in known:
             raise ValueError(f"envpool:{name} has no field {field!r}; there are: {', '.join(['num_threads', *known])}")
         default = config[field]
-        is_of_kind = type(value) is type(default)
-        if isinstance(default, float):
-            is_of_kind = type(value) in (int, float)
-        elif isinstance(default, str):
-            is_of_kind = isinstance(value, str) and WORD.fullmatch(value) is not None
-        if not is_of_kind:
-            kind = "a word" if isinstance(default, str) else f"a value of {type(default).__name__}"
+        if not _is_like(value, default):
+            kind = f"a value of {type(default).__name__}"
+            if isinstance(default, str):
+                kind = "a word"
             raise ValueError(f"{field}: expected {kind}, such as {default!r}, got {value!r}")
+
+
+def _may_be_chosen(field: str, default: Any) -> bool:
+    """Whether users may set a field of EnvPool's: a number or a word that the adapter leaves to them."""
+    if field in RESERVED or FILES.fullmatch(field):
+        return False
+    return isinstance(default, bool | int | float | str)
+
+
+def _is_like(value: Any, default: Any) -> bool:
+    """Whether a value is of the kind of a field's default. A whole number may stand for a float."""
+    if isinstance(default, float):
+        return type(value) in (int, float)
+    if isinstance(default, str):
+        return isinstance(value, str) and WORD.fullmatch(value) is not None
+    return type(value) is type(default)
 
 
 @functools.cache

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from envs.dmlab30 import BY_NAME, find
 from envs.registry import diagnostic_task
 from envs.rooms.config import VARIANTS
-from envs.specs import parse_spec, tasks
+from envs.specs import Spec, parse_spec, tasks
 
 LEVEL = BY_NAME["rooms_select_nonmatching_object"]
 """The level of DMLab-30 that is re-created."""
@@ -65,33 +65,50 @@ def reference_scores(spec: str) -> dict[str, float | None]:
 
 def _scores_of_task(spec: str) -> dict[str, float | None]:
     """The same of one task."""
-    kind, name, overrides = parse_spec(spec)
-    known: dict[str, float | None] = dict.fromkeys(PLAYERS)
-    if kind == "diagnostic":
-        task, fields = diagnostic_task(name, overrides)
-        try:
-            task(1, **fields)
-        except ValueError as error:
-            raise ValueError(f"environment {spec!r}: {error}") from None
-        scores = task.scores(**fields)
-        return {name: scores.get(name) for name in known}
-    if kind == "dmlab":
-        level = find(name)
-        if level is not None:
-            known |= {"human": level.human, "random": level.random}
-        if level is LEVEL:
-            known["oracle"] = ORACLE
-        return known
-    if kind != "rooms":
-        return known
+    parsed = parse_spec(spec)
+    known: dict[str, float] = {}
+    if parsed.kind == "diagnostic":
+        known = _scores_by_rules(parsed, spec)
+    elif parsed.kind == "dmlab":
+        known = _scores_of_lab(parsed.name)
+    elif parsed.kind == "rooms":
+        known = _scores_of_rooms(parsed)
+    return {player: known.get(player) for player in PLAYERS}
+
+
+def _scores_by_rules(spec: Spec, typed: str) -> dict[str, float]:
+    """What is known of a diagnostic task; raises a ValueError, with the spec as typed, for impossible fields."""
+    task, fields = diagnostic_task(spec.name, spec.overrides)
+    try:
+        task(1, **fields)
+    except ValueError as error:
+        raise ValueError(f"environment {typed!r}: {error}") from None
+    return task.scores(**fields)
+
+
+def _scores_of_lab(name: str) -> dict[str, float]:
+    """What is known of a level of DeepMind Lab; empty for levels that are not in DMLab-30."""
+    level = find(name)
+    if level is None:
+        return {}
+    scores = {"human": level.human, "random": level.random}
+    if level is LEVEL:
+        scores["oracle"] = ORACLE
+    return scores
+
+
+def _scores_of_rooms(spec: Spec) -> dict[str, float]:
+    """What is known of a variant of the re-created level; raises a ValueError if there is no such variant."""
+    name = spec.name
     if name not in VARIANTS:
         raise ValueError(f"no variant {name!r} of the rooms level; there are: {', '.join(VARIANTS)}")
+    # The level itself has the published scores, with any of its sets of actions. Other fields make another task.
     is_level = name in ("full", "full-half")
-    if not overrides:
-        known |= MEASURED[name]
-    if is_level and overrides.keys() <= {"actions"}:
-        known |= {"human": LEVEL.human, "random": LEVEL.random, "oracle": ORACLE}
-    return known
+    if is_level and spec.overrides.keys() <= {"actions"}:
+        return {"human": LEVEL.human, "random": LEVEL.random, "oracle": ORACLE}
+    if not spec.overrides:
+        return MEASURED[name]
+    return {}
 
 
 def chance_of_choice(spec: str) -> float | None:

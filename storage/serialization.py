@@ -78,40 +78,43 @@ def deserialize(
         ValueError: if a file is damaged or forged; every value is verified before its use.
     """
     content = _parse_manifest(read(MANIFEST, JSON_BYTES))
-    # Files that claim to be larger than the memory of the machine, all together, are not read.
-    machine_bytes = machine_memory()
-    total = sum(expected["size"] for expected in content["files"].values())
-    if total > machine_bytes:
-        raise ValueError(f"the checkpoint has {total} bytes, expected at most {machine_bytes}, this machine's memory")
-
+    files = content["files"]
+    _require_memory(files)
     parts = {}
-    for file, expected in content["files"].items():
+    for file, expected in files.items():
         # A name with a path in it would lead out of the checkpoint.
         if not _FILE_NAME.fullmatch(file):
             raise ValueError(f"{MANIFEST}: files: expected names such as weights.safetensors, got {abbreviate(file)}")
-
-        # Size and digest are those that were written.
         part = file.removesuffix(".safetensors")
-        is_needed = needed is None or part in needed
         size = expected["size"]
-        if is_needed:
-            data = read(file, size)
-            found = len(data), hashlib.sha256(data).hexdigest()
-        else:
-            found = measure(file, size)
-        found_size, found_digest = found
-        if found_size != size:
-            raise ValueError(f"{file} has {found_size} bytes instead of {size}")
-        if found_digest != expected["sha256"]:
-            raise ValueError(f"{file} is not what was written (its SHA-256 differs)")
-
-        if not is_needed:
+        if needed is not None and part not in needed:
+            found_size, found_digest = measure(file, size)
+            _require_as_written(file, expected, found_size, found_digest)
             continue
+
+        data = read(file, size)
+        _require_as_written(file, expected, len(data), hashlib.sha256(data).hexdigest())
         try:
             parts[part] = parse_safetensors(data)
         except Exception as error:  # safetensors and torch raise many kinds for forged data
             raise ValueError(f"{file} holds no tensors: {error!r}") from error
     return content["step"], parts, content["state"], content["time"]
+
+
+def _require_memory(files: dict[str, Json]) -> None:
+    """Raises a ValueError if files claim to be larger, all together, than the machine's memory: they are not read."""
+    machine_bytes = machine_memory()
+    total = sum(expected["size"] for expected in files.values())
+    if total > machine_bytes:
+        raise ValueError(f"the checkpoint has {total} bytes, expected at most {machine_bytes}, this machine's memory")
+
+
+def _require_as_written(file: str, expected: Json, size: int, sha256: str) -> None:
+    """Raises a ValueError if a file has not the size and the SHA-256 that the manifest says."""
+    if size != expected["size"]:
+        raise ValueError(f"{file} has {size} bytes instead of {expected['size']}")
+    if sha256 != expected["sha256"]:
+        raise ValueError(f"{file} is not what was written (its SHA-256 differs)")
 
 
 def digest(content: object) -> str:

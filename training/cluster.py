@@ -56,12 +56,7 @@ def start_ray(address: str | None, cpus: int, store: int, console: Console, reme
         UserError: if Ray does not start, or there is no cluster at the address.
         MemoryError: if Ray's object store is full, and the disk that it moves objects to as well.
     """
-    # Nothing is sent to Ray's makers unasked.
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    # The pool of actors says by itself which of them died.
-    os.environ.setdefault("RAY_DEDUP_LOGS_SKIP_REGEX", "A worker died or was killed")
-    # An unroll has two results. If it fails, only one is read, and Ray would print the error of the other.
-    os.environ.setdefault("RAY_IGNORE_UNHANDLED_ERRORS", "1")
+    _set_defaults()
     if address is None:
         _prepare_own_cluster()
     import ray
@@ -88,13 +83,7 @@ def start_ray(address: str | None, cpus: int, store: int, console: Console, reme
             job: dict[str, Any] = {"runtime_env": _runtime_env(), "job_config": _job_config()}
             ray.init(**cluster, **job, log_to_driver=False, logging_level=logging.ERROR)
     except Exception as error:  # Ray raises this class, for example if the machine is too busy
-        if address:
-            # Something answers there, or `_require_head` would have said so. Most of the time its token is another.
-            is_locked = "Failed to connect to Ray cluster" in str(error)
-            token = "; it is up, so set RAY_AUTH_MODE and the token as where `ray start` was typed" if is_locked else ""
-            raise UserError(f"ray-address: expected a Ray cluster, got {address}: {error}{token}") from error
-        hint = f" ({remedy})" if remedy else ""
-        raise UserError(f"Ray did not start{hint}: {error}") from error
+        raise UserError(_why_not_started(error, address, remedy)) from error
     finally:
         signal.signal(signal.SIGHUP, hang_up)
     try:
@@ -103,6 +92,28 @@ def start_ray(address: str | None, cpus: int, store: int, console: Console, reme
         raise MemoryError("Ray's object store is full, and so is the disk that it moves objects to") from error
     finally:
         ray.shutdown()
+
+
+def _set_defaults() -> None:
+    """Sets what Ray reads from the environment wherever it runs, unless the user has set it."""
+    # Nothing is sent to Ray's makers unasked.
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    # The pool of actors says by itself which of them died.
+    os.environ.setdefault("RAY_DEDUP_LOGS_SKIP_REGEX", "A worker died or was killed")
+    # An unroll has two results. If it fails, only one is read, and Ray would print the error of the other.
+    os.environ.setdefault("RAY_IGNORE_UNHANDLED_ERRORS", "1")
+
+
+def _why_not_started(error: Exception, address: str | None, remedy: str) -> str:
+    """Says that Ray did not start, or that there is no cluster at an address, and what the user can do."""
+    if not address:
+        hint = f" ({remedy})" if remedy else ""
+        return f"Ray did not start{hint}: {error}"
+    reason = f"ray-address: expected a Ray cluster, got {address}: {error}"
+    # Something answers there, or `_require_head` would have said so. Most of the time its token is another.
+    if "Failed to connect to Ray cluster" in str(error):
+        reason += "; it is up, so set RAY_AUTH_MODE and the token as where `ray start` was typed"
+    return reason
 
 
 @contextmanager

@@ -108,31 +108,22 @@ def make_trials(
         cores = ["compressive", *cores]
     _require_grid(kind, cores, vary, options)
 
-    # Each core with every combination of the fields that it has, as words of the command that trains it.
+    # Each core with every combination of the fields that it has.
     variants = []
     for core in cores:
         words = ["--core", core, *_options_of(kind, core, cores, options)]
         if preset is not None:
             words += ["--preset", preset]
-
         axes = [(name, values) for name, values in vary if _has(kind, core, name)]
         if rates and core == "compressive":
             of_rates = (f"{kind.core_field}.compression_rate", tuple(rates))
             axes.insert(0, of_rates)
-        choices = []
-        for name, values in axes:
-            choices.append([_option_with(name, value) for value in values])
-
-        for chosen in itertools.product(*choices):
+        for chosen in _combinations(axes):
             variant = parse([*words, *chosen])
             variants.append(variant)
     if len(variants) < fewest:
         raise UserError("expected something to compare: several --cores or --rates, or --vary FIELD VALUE VALUE")
-
-    presets = {variant.preset: _data(variant) for variant in variants}
-    if len(presets) > 1:
-        chosen_presets = " and ".join(f"{name} for {data}" for name, data in presets.items())
-        raise UserError(f"vary: expected one preset, got {chosen_presets}; name one with --preset")
+    _require_one_preset(variants)
 
     # Names say in what the variants differ, and what they learn from if that differs.
     data = [_data(variant) for variant in variants]
@@ -220,6 +211,22 @@ def _with_seeds(titles: Sequence[str], variants: Sequence[Config], seeds: Sequen
         for name, variant in zip(names, variants):
             trials[f"{name}-seed-{seed}"] = dataclasses.replace(variant, seed=seed)
     return trials
+
+
+def _combinations(axes: Sequence[Axis]) -> Iterator[tuple[str, ...]]:
+    """Every combination of values, one of each field, as words of the command that trains."""
+    choices = []
+    for name, values in axes:
+        choices.append([_option_with(name, value) for value in values])
+    return itertools.product(*choices)
+
+
+def _require_one_preset(variants: Sequence[Configuration]) -> None:
+    """Raises a UserError if the preset that is chosen by the data differs between variants."""
+    data_of_preset = {variant.preset: _data(variant) for variant in variants}
+    if len(data_of_preset) > 1:
+        chosen = " and ".join(f"{preset} for {data}" for preset, data in data_of_preset.items())
+        raise UserError(f"vary: expected one preset, got {chosen}; name one with --preset")
 
 
 def _require_different(axes: Iterable[tuple[str, Sequence[object]]]) -> None:

@@ -223,8 +223,11 @@ def enough_for(several: Sequence[list[dict[str, float]]]) -> list[dict[str, floa
     """The bundles that have, each in its place, what any of the trials with these bundles needs."""
     found = []
     for in_one_place in itertools.zip_longest(*several, fillvalue={}):
-        resources = dict.fromkeys(name for bundle in in_one_place for name in bundle)
-        found.append({name: max(bundle.get(name, 0.0) for bundle in in_one_place) for name in resources})
+        most: dict[str, float] = {}
+        for bundle in in_one_place:
+            for name, number in bundle.items():
+                most[name] = max(most.get(name, 0.0), number)
+        found.append(most)
     return found
 
 
@@ -254,9 +257,7 @@ def run_trials(
     Returns:
         by trial, why its process ended without a result.
     """
-    from ray.exceptions import RayError, RayTaskError
-
-    from training.trial_processes import TrialProcesses
+    from training.trial_processes import TrialProcesses  # here, because it imports Ray
 
     # Left by a sweep that was stopped.
     stop_file = folder / STOP
@@ -272,21 +273,15 @@ def run_trials(
     processes = TrialProcesses(unfinished, bundles, _run_trial, arguments)
     deaths = Counter[str]()
     seen_running = time.monotonic()
-
-    def failure_of(name: str, error: RayError | None) -> str | None:
-        """Why a trial whose process has ended is not finished."""
-        if error is None:
-            return failure(Run(folder / name))
-        return _one_line(str(error))
-
     try:
         while processes.any_left:
             processes.start_next()
             for name, error in processes.wait(SHOW_SECONDS):
-                reason = failure_of(name, error)
-                has_died = error is not None and not isinstance(error, RayTaskError)
+                reason = failure(Run(folder / name)) if error is None else _one_line(str(error))
+                has_died = _has_died(error)
                 deaths[name] += has_died
-                if has_died and deaths[name] <= DEATHS and not stop.requested:
+                may_restart = deaths[name] <= DEATHS and not stop.requested
+                if has_died and may_restart:
                     say(line.console, f"restarted {name}: {reason}", "yellow")
                     processes.start(name)
                 else:
@@ -295,6 +290,8 @@ def run_trials(
             if stop.requested:
                 stop_file.touch()  # running trials write a checkpoint and end
                 processes.forget_waiting()
+
+            # Show how far they are, and now and then that none has room.
             running = processes.running()
             board.show(running)
             now = time.monotonic()
@@ -308,6 +305,13 @@ def run_trials(
         processes.wait_for_all(LOCK_SECONDS)  # running trials write a checkpoint and end
         raise
     return board.failed
+
+
+def _has_died(error: Exception | None) -> bool:
+    """Whether a trial's process has died. A RayTaskError is an exception of its code, which would be raised again."""
+    from ray.exceptions import RayTaskError
+
+    return error is not None and not isinstance(error, RayTaskError)
 
 
 def _run_trial(folder: Path, name: str, config: Configuration, train: Train, threads: int, hparams: Json) -> None:

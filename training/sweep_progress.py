@@ -5,10 +5,11 @@ What is known of a trial is what it writes to its folder. Running the trials is 
 
 import math
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from storage.files import is_finite, read_json
+from storage.files import Json, is_finite, read_json
 from storage.run import Run
 from training.config import Configuration
 from training.console import LiveLine, quantity, say
@@ -17,6 +18,11 @@ from training.progress import TimeLeft
 
 TRAINED_SHARE = 0.99
 """Share of a trial that is done when it is trained and not evaluated yet."""
+STARTING = "starting"
+TRAINING = "training"
+EVALUATING = "evaluating"
+PHASES = (STARTING, TRAINING, EVALUATING)
+"""What running trials do, in the words and the order in which it is shown."""
 
 
 def is_finished(run: Run, config: Configuration) -> bool:
@@ -27,9 +33,10 @@ def is_finished(run: Run, config: Configuration) -> bool:
         last_row = run.last_row()
     except (OSError, ValueError):  # there is no evaluation, or a damaged one: the trial is evaluated again
         return False
-    score = by_full_name(evaluation).get(config.score) if isinstance(evaluation, dict) else None
-    is_evaluated = is_finite(score)
-    return is_evaluated and last_row.get(counter, 0) >= total
+    if not isinstance(evaluation, dict):
+        return False
+    score = by_full_name(evaluation).get(config.score)
+    return is_finite(score) and last_row.get(counter, 0) >= total
 
 
 class Board:
@@ -57,10 +64,8 @@ class Board:
 
     def show(self, running: set[str]) -> None:
         """Shows the share that is done of all that did not fail, what the running ones do, and their speed."""
-        shares = []
-        starting = 0
-        training = 0
-        evaluating = 0
+        shares: list[float] = []
+        phases = Counter[str]()  # of the running trials
         rate = 0.0
         unit = ""
         for name, config in self.trials.items():
@@ -71,17 +76,14 @@ class Board:
             # Shares, because runs may differ in what they learn from: frames, or steps with more or less in a batch.
             counter, total = config.goal
             share = row.get(counter, 0) / total
-            is_trained = share >= 1
             most = 1.0 if name in self.finished else TRAINED_SHARE
             shares.append(min(most, share))
-            if name in running:
-                self.estimate.mark(name, share)
-            if name in running and is_trained:
-                evaluating += 1
-            elif name in running and not row:
-                starting += 1
-            elif name in running:
-                training += 1
+            if name not in running:
+                continue
+            self.estimate.mark(name, share)
+            phase = _phase(row, share)
+            phases[phase] += 1
+            if phase == TRAINING:
                 rate += row.get(f"speed/{unit}_per_second", 0.0)
 
         done = sum(shares) / max(1, len(shares))
@@ -89,14 +91,24 @@ class Board:
         fields = []
         if self.failed:
             fields.append(f"{len(self.failed)} failed")
-        if starting:
-            fields.append(f"{starting} starting")
-        if training:
-            fields += [f"{training} training", f"{quantity(rate)} {unit}/s"]
-        if evaluating:
-            fields.append(f"{evaluating} evaluating")
-        waiting = [name for name in self.trials if name not in running | self.finished | self.failed.keys()]
+        for phase in PHASES:
+            if phases[phase]:
+                fields.append(f"{phases[phase]} {phase}")
+            if phase == TRAINING and phases[phase]:
+                fields.append(f"{quantity(rate)} {unit}/s")
+
+        begun_or_ended = running | self.finished | self.failed.keys()
+        waiting = [name for name in self.trials if name not in begun_or_ended]
         self.line.show(done, head, fields, self.estimate.seconds(running, waiting))
+
+
+def _phase(row: Json, share: float) -> str:
+    """What a running trial does, one of `PHASES`: by its last row of metrics, and by the share that it has learned."""
+    if share >= 1:
+        return EVALUATING
+    if not row:
+        return STARTING
+    return TRAINING
 
 
 class Estimate:

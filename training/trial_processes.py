@@ -95,12 +95,20 @@ class TrialProcesses:
 
     def no_room(self) -> str:
         """What a trial needs, and what the cluster has free, for people who wait."""
+        # Bundles that are alike are named once, with their number.
+        resources = dict[str, None]()  # in order, each name once
+        described = Counter[str]()
+        for bundle in self.bundles:
+            resources |= dict.fromkeys(bundle)
+            amounts = [f"{number:g} {name}" for name, number in bundle.items()]
+            described[" and ".join(amounts)] += 1
+        needs = []
+        for words, count in described.items():
+            needs.append(f"{count} x {words}" if count > 1 else words)
+
         free = ray.available_resources()
-        names = dict.fromkeys(name for bundle in self.bundles for name in bundle)
-        has = ", ".join(f"{free.get(name, 0.0):g} {name}" for name in names)
-        each = [" and ".join(f"{number:g} {name}" for name, number in bundle.items()) for bundle in self.bundles]
-        needs = ", ".join(f"{count} x {words}" if count > 1 else words for words, count in Counter(each).items())
-        return f"no room for a run yet: it needs {needs}, and the cluster has free {has}"
+        has = [f"{free.get(name, 0.0):g} {name}" for name in resources]
+        return f"no room for a run yet: it needs {', '.join(needs)}, and the cluster has free {', '.join(has)}"
 
     def running(self) -> set[str]:
         """The trials for which the cluster has made room: their processes run, or are about to."""

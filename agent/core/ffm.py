@@ -79,11 +79,15 @@ class FFMLayer(nn.Module):
             y [B, T, D], and the parts of S after the last step, [B, 2 m c].
         """
         written, passing, gate = self._projected(inputs)
-        # [B, T, m c]: the same in every context, and real.
+        # The same in every context, and real: [B, T, m c].
         to_each_context = written.repeat_interleave(self.contexts, dim=-1)
         complex_written = torch.complex(to_each_context, torch.zeros_like(to_each_context))
-        decay = torch.complex(*self._decay()).flatten()
-        states = linear_recurrence(decay * keep, complex_written, torch.complex(*before.chunk(2, dim=-1)))
+
+        decay_real, decay_imaginary = self._decay()
+        decay = torch.complex(decay_real, decay_imaginary).flatten()  # gamma, [m c]
+        before_real, before_imaginary = before.chunk(2, dim=-1)
+        complex_before = torch.complex(before_real, before_imaginary)
+        states = linear_recurrence(decay * keep, complex_written, complex_before)
         both_parts = torch.cat([states.real, states.imag], dim=-1)
         last = both_parts[:, -1].contiguous()  # a view would keep all steps in memory
         return self._read(both_parts, passing, gate), last

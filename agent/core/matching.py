@@ -49,17 +49,20 @@ def with_state_of(config: AgentCoreConfig, num_bytes: int) -> AgentCoreConfig:
         expected = "expected a state that grows with model_size (see agent/core/matching.py)"
         raise ValueError(f"state_bytes: {expected}, got {least:,} bytes with any in {type(config).__name__}")
 
+    def is_small_enough(units: int) -> bool:
+        return _bytes_without_memory(resize(units)) <= num_bytes
+
     # The largest size that fits is found by bisection. First a size that is too large, or larger than is allowed.
     fits = 1
     too_large = 2
-    while too_large <= most_units and _bytes_without_memory(resize(too_large)) <= num_bytes:
+    while too_large <= most_units and is_small_enough(too_large):
         fits = too_large
         too_large = 2 * too_large
 
     # The largest one that fits is at least `fits` and below `too_large`.
     while too_large - fits > 1:
         middle = (fits + too_large) // 2
-        if _bytes_without_memory(resize(middle)) <= num_bytes:
+        if is_small_enough(middle):
             fits = middle
         else:
             too_large = middle
@@ -95,11 +98,22 @@ def _resizing(config: AgentCoreConfig) -> tuple[Callable[[int], AgentCoreConfig]
     if isinstance(config, RoutingTransformerConfig):
         return functools.partial(_with_slots, config, "window"), MOST_UNITS
     if isinstance(config, FFMConfig):
-        return lambda units: dataclasses.replace(config, traces=units), MOST_UNITS
-    of_unit = 1
+        return functools.partial(_with_traces, config), MOST_UNITS
+    features_of_unit = 1
     if isinstance(config, DeltaNetConfig):
-        of_unit = config.num_heads  # which divides the features
-    return lambda units: dataclasses.replace(config, model_size=of_unit * units), MOST_UNITS // of_unit
+        features_of_unit = config.num_heads  # which divides the features
+    most_units = MOST_UNITS // features_of_unit
+    return functools.partial(_with_features, config, features_of_unit), most_units
+
+
+def _with_traces(config: FFMConfig, traces: int) -> AgentCoreConfig:
+    """FFM with so many traces."""
+    return dataclasses.replace(config, traces=traces)
+
+
+def _with_features(config: Any, features_of_unit: int, units: int) -> AgentCoreConfig:
+    """A recurrent core with so many features, in units of several."""
+    return dataclasses.replace(config, model_size=features_of_unit * units)
 
 
 def _with_slots(config: Any, older_field: str, slots: int) -> AgentCoreConfig:

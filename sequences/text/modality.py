@@ -2,7 +2,7 @@
 
 import dataclasses
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any, Self
@@ -12,10 +12,11 @@ from agent.memory_check import build_network
 from sequences.learner import Total, evaluate
 from sequences.modality import Counting, Modality, quiet
 from sequences.model import SequenceModel
-from sequences.streams import count_tokens
+from sequences.streams import Batch, count_tokens
 from sequences.text import corpora, evaluation, tokens
 from sequences.text.config import TextConfig, TextEvaluation, TextModelConfig
 from sequences.text.tokenization import Bytes
+from sequences.text.tokens import Split
 
 
 class Text(Modality):
@@ -99,6 +100,15 @@ class Text(Modality):
         if found:
             yield {"sizes": found}
 
+        yield from self._analyses(model, options, read)
+        if options.dynamic is not None:  # the last, because it changes the model
+            yield {"dynamic": self._dynamic(model, options.dynamic, part, read("dynamic"))}
+
+    def _analyses(
+        self, model: SequenceModel, options: TextEvaluation, read: Callable[..., Iterable[Batch]]
+    ) -> Iterator[dict[str, Any]]:
+        """The paper's analyses that are asked for. `read` opens the batches, given what they are for."""
+        precision = self.config.learner.precision
         if options.frequency:
             counts = count_tokens(self.splits["train"].tokens, self.tokenizer.vocabulary)
             buckets = evaluation.by_frequency(model, read("by frequency"), counts, precision)
@@ -114,17 +124,21 @@ class Text(Modality):
         if options.compression:
             yield {"compression": evaluation.compression_loss(model, read("compression loss", segment))}
 
-        # The last, because it changes the model.
-        if options.dynamic is not None:
-            device = str(next(model.parameters()).device)
-            learning = dataclasses.replace(self.config.learner, device=device)
-            try:
-                total = evaluation.dynamic(model, read("dynamic"), learning, options.dynamic)
-            except FloatingPointError as error:
-                expected = f"expected a smaller learning rate, got {options.dynamic}"
-                raise ValueError(f"dynamic: {expected}: {error}") from error
-            measures = evaluation.summary(total, part, self.tokenizer)
-            yield {"dynamic": {"learning_rate": options.dynamic, **measures}}
+    def _dynamic(
+        self, model: SequenceModel, learning_rate: float, part: Split, batches: Iterable[Batch]
+    ) -> dict[str, Any]:
+        """The measures of dynamic evaluation, which changes the model.
+
+        Raises a ValueError if the learning rate is too large.
+        """
+        device = str(next(model.parameters()).device)
+        learning = dataclasses.replace(self.config.learner, device=device)
+        try:
+            total = evaluation.dynamic(model, batches, learning, learning_rate)
+        except FloatingPointError as error:
+            expected = f"expected a smaller learning rate, got {learning_rate}"
+            raise ValueError(f"dynamic: {expected}: {error}") from error
+        return {"learning_rate": learning_rate, **evaluation.summary(total, part, self.tokenizer)}
 
 
 def make_model(config: TextModelConfig, vocabulary: int) -> SequenceModel:
@@ -139,8 +153,10 @@ def make_model(config: TextModelConfig, vocabulary: int) -> SequenceModel:
 
 def _parse_size(words: str) -> dict[str, int | None]:
     """Tables 8 and 9: MEMORY:COMPRESSED slots, None for the model's own."""
+    slots: list[int | None] = []
     try:
-        slots = [int(word) if word else None for word in words.split(":")]
+        for word in words.split(":"):
+            slots.append(int(word) if word else None)
         memory, compressed = slots
     except ValueError:
         raise ValueError(f"sizes: expected MEMORY:COMPRESSED such as 768:3072, got {words!r}") from None
