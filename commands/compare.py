@@ -6,7 +6,7 @@ import logging
 import os
 import shlex
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -63,6 +63,8 @@ def compare(options: CompareOptions, words: Sequence[str], command: str) -> None
     else:
         folder, trials, command = _begin(options, words, command, console)
     _say_differences([config for config in trials.values() if isinstance(config, RunConfig)], beside, console)
+    if _resources()["GPU"] and options.gpus_per_trial == 0:
+        say(console, "all runs learn on the CPU; with --gpus-per-trial 0.25 four of them share a GPU", "yellow")
     has_report = (folder / "report.html").exists()
     try:
         failed = _train(folder, trials, options, console)
@@ -157,8 +159,11 @@ def _begin(
 def _bundles(trials: Mapping[str, Any], options: CompareOptions) -> list[dict[str, float]]:
     """What a trial asks the cluster for: as much as any of them needs.
 
-    Raises a UserError if that is more than this machine has, unless it joins a cluster.
+    Raises a UserError if that is more than this machine has, unless it joins a cluster, and for runs that need a GPU
+    and ask for none.
     """
+    if options.gpus_per_trial == 0:
+        _require_no_gpus(trials.values())
     numbers = (options.cpus_per_trial, options.gpus_per_trial, options.remote_actors)
     bundles = sweep.enough_for([sweep.bundles_of(config, *numbers) for config in trials.values()])
     if options.ray_address is not None:
@@ -173,6 +178,19 @@ def _bundles(trials: Mapping[str, Any], options: CompareOptions) -> list[dict[st
             expected = f"expected at most the {there} {resource}s of this machine, or --ray-address of a cluster"
             raise UserError(f"{resource.lower()}s-per-trial: {expected}, got {got}")
     return bundles
+
+
+def _require_no_gpus(configs: Iterable[Any]) -> None:
+    """Raises a UserError if a run needs a GPU: it sees none unless it asks for one."""
+    for config in configs:
+        device = config.learner.device
+        reason = ""
+        if device.startswith("cuda"):
+            reason = f"learner.device is {device}"
+        elif device == "auto" and getattr(config, "resident", False):
+            reason = "resident runs are on one"
+        if reason:
+            raise UserError(f"gpus-per-trial: expected 1, or a share of a GPU such as 0.25, because {reason}; got 0")
 
 
 def _needed(bundles: Sequence[Mapping[str, float]], resource: str) -> float:

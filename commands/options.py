@@ -373,7 +373,7 @@ class CompareOptions(Checked):
     cpus_per_trial: Annotated[float, Range(0, 1024.0, above=True)] = 1.0
     """CPUs, and threads of torch, of a run; as many are trained at a time as the machine or cluster has room for."""
     gpus_per_trial: AtLeast0 = 0.0
-    """GPUs of a run, such as 0.25."""
+    """GPUs of a run, such as 0.25; with 0 it learns on the CPU, also where there are GPUs."""
     remote_actors: bool = False
     """Agents: each run has its actors in processes of their own, as with `launch` without --local, placed together
     with it; otherwise it acts and learns in one process."""

@@ -326,6 +326,7 @@ def _run_trial(folder: Path, name: str, config: Configuration, train: Train, thr
     run.error_file.unlink(missing_ok=True)
     torch.set_num_threads(threads)
     limit_cores(threads)  # other trials use the others
+    _hide_gpus_of_others()
     try:
         is_finished = train(config, run, stop=stop.exists, show=lambda progress: None, patience=LOCK_SECONDS)
         if is_finished:
@@ -336,6 +337,17 @@ def _run_trial(folder: Path, name: str, config: Configuration, train: Train, thr
         run.path.mkdir(exist_ok=True)
         with replacing(run.error_file) as temporary:
             temporary.write_text(traceback.format_exc())
+
+
+def _hide_gpus_of_others() -> None:
+    """Leaves a trial that asked for no GPU without one, before anything in its process has looked for GPUs.
+
+    Ray does not hide them from such a process. All trials at a time would learn on the first one.
+    """
+    import ray
+
+    if not ray.get_gpu_ids():
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""
 
 
 def _scores(run: Run) -> dict[str, float]:

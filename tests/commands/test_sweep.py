@@ -193,6 +193,42 @@ def test_trials_start_in_their_order(tmp_path: Path) -> None:
     assert all(abs(number - place) <= 1 for place, number in enumerate(started))
 
 
+GPUS = """
+import os
+import sys
+
+import ray
+
+from training.sweep import _hide_gpus_of_others
+from training.trial_processes import TrialProcesses
+
+def note(file, name):
+    _hide_gpus_of_others()
+    with open(file, "a") as written:
+        print(os.environ["CUDA_VISIBLE_DEVICES"], file=written)
+
+ray.init(num_cpus=1, num_gpus=2, include_dashboard=False, log_to_driver=False)
+for gpus in (0, 1):
+    bundle = {"CPU": 1, "GPU": gpus} if gpus else {"CPU": 1}
+    processes = TrialProcesses(["trial"], [bundle], note, lambda name: (sys.argv[1], name))
+    while processes.any_left:
+        processes.start_next()
+        for name, error in processes.wait(2.0):
+            assert error is None, error
+            processes.release(name)
+"""
+"""A trial without a GPU, and one with a GPU, write which GPUs they see, on a machine that says it has two."""
+
+
+def test_a_trial_sees_the_gpus_that_it_asked_for(tmp_path: Path) -> None:
+    file = tmp_path / "seen"
+    environment = ENVIRONMENT | {"CUDA_VISIBLE_DEVICES": "0,1"}
+    subprocess.run([sys.executable, "-c", GPUS, file], env=environment, check=True, timeout=PATIENCE)
+    without, with_one = file.read_text().splitlines()
+    assert without == ""
+    assert with_one in ("0", "1")
+
+
 NO_ROOM = """
 import sys
 from pathlib import Path

@@ -186,6 +186,22 @@ def test_what_a_machine_lacks_is_refused(options: Any, refused: str, monkeypatch
     assert compare._bundles(trials, CompareOptions(**options, ray_address="10.0.0.1:6379"))
 
 
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        (["--learner.device=cuda:0"], "learner.device is cuda:0"),
+        (["--resident", "--learner.device=auto", "--rows-per-update=none"], "resident runs are on one"),
+    ],
+)
+def test_runs_that_need_a_gpu_must_ask_for_it(words: list[str], reason: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("learner.config.require_any_device", lambda device, learners: None)
+    monkeypatch.setattr("training.config.require_any_device", lambda device, learners: None)
+    trials = grid(cores=("gru", "lru"), options=words)
+    with pytest.raises(UserError, match=f"gpus-per-trial: expected 1, or a share .* because {reason}; got 0"):
+        compare._bundles(trials, CompareOptions(ray_address="10.0.0.1:6379"))
+    assert compare._bundles(trials, CompareOptions(gpus_per_trial=0.5, ray_address="10.0.0.1:6379"))
+
+
 @pytest.mark.parametrize("resource", ["cpus", "gpus"])
 def test_no_machine_has_a_thousand(resource: str) -> None:
     trials = grid(cores=("gru", "lru"))
