@@ -17,7 +17,7 @@ from learner import learner as learner_module
 from learner.communicator import Communicator
 from learner.config import LearnerConfig
 from learner.errors import NotFinite
-from learner.learner import Learner
+from learner.learner import WARM_UP, Learner
 from tests.agent import agents, cores
 from tests.capture import Capturable
 from tests.learner.conftest import TinyAgent
@@ -310,10 +310,14 @@ def test_learners_that_share_batches_skip_together() -> None:
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
-def test_nothing_waits_for_a_gpu(precision: str) -> None:
+@pytest.mark.parametrize("updates", [1, WARM_UP + 1])
+def test_nothing_waits_for_a_gpu(precision: str, updates: int) -> None:
+    """Neither operations one by one, nor those that are replayed as a graph."""
     learner = make(agents.make_agent(reconstruction_cost=0.1), unread=None, device="cuda", precision=precision)
     batch = state_to(agents.make_trajectory(2, 12), "cuda")
-    learner.update(batch, read=False)
+    for _ in range(updates):
+        learner.update(batch, read=False)
+    assert (learner._graph is not None) == (updates > WARM_UP)
     broken = batch._replace(reward=batch.reward * math.nan)
     before = learner.weights()
     torch.cuda.set_sync_debug_mode("error")
@@ -322,6 +326,6 @@ def test_nothing_waits_for_a_gpu(precision: str) -> None:
     finally:
         torch.cuda.set_sync_debug_mode("default")
     torch.testing.assert_close(learner.weights(), before, rtol=0, atol=0)
-    with pytest.raises(NotFinite, match="update 2 is not finite"):
+    with pytest.raises(NotFinite, match=f"update {updates + 1} is not finite"):
         learner.settle()
-    assert learner.version == 1
+    assert learner.version == updates
