@@ -210,9 +210,17 @@ def read_scores(path: Path) -> list[Score]:
             raise ValueError(f"{path}: settings {place}: {error}") from error
 
     rows = [_read_row(row, settings, f"{path}: row {number}") for number, row in enumerate(plain["scores"])]
+    return [_of_today(row) for row in rows]
+
+
+def _of_today(row: Score) -> Score:
+    """A row of a file, which may be older than the environments of rows and some of the settings of tasks."""
     _, defaults = settings_of(RunConfig())
-    # A file that was written before rows had their environment is of agents that were trained in their tasks.
-    return [row._replace(of_task=defaults | {"env": row.task} | row.of_task) for row in rows]
+    # Agents were trained in their tasks, and what may differ between tasks now did not.
+    settings = {name: value for name, value in row.settings.items() if name not in OF_DATA}
+    same_in_all = {name: value for name, value in row.settings.items() if name in OF_DATA}
+    of_task = defaults | {"env": row.task} | same_in_all | row.of_task
+    return row._replace(settings=settings, of_task=of_task)
 
 
 def _read_row(row: Any, settings: Sequence[Json], where: str) -> Score:

@@ -54,10 +54,14 @@ IGNORED = {
 """Fields that do not make another variant."""
 OF_DATA = {
     "agent.pixel_zero",
+    "stages",
     "frames",
+    "actors.num_actors",
     "actors.unroll_length",
     "actors.envs_per_actor",
     "rows_per_update",
+    "learner.discount",
+    "learner.lambda_",
     "learner.exploration",
     "learner.entropy_cost",
     "learner.entropy_cost_end",

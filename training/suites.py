@@ -4,7 +4,7 @@ A suite is a list of tasks. `compressive compare --suite NAME` trains every core
 `general`, so that nothing is chosen for a core. What is chosen for a task is the same for all cores. Where a task says
 for how many steps something has to be kept, unrolls are longer than that: gradients end where an unroll begins, and a
 recurrent core could not learn to keep it otherwise. Where policies become sure before they have tried the choice that
-memory is for, exploration has another bonus.
+memory is for, exploration has another bonus. Color-Cubes is learned on small areas of its grid first.
 """
 
 from typing import NamedTuple
@@ -65,8 +65,33 @@ BONUS = (
 on at the junction, too, before they have tried to turn."""
 
 
+SMALL_AREAS = (
+    "--stages",
+    "diagnostic:color-cubes,area=3 until return 0.9 or frames 600k",
+    "--learner.discount",
+    "0.92",
+    "--learner.lambda_",
+    "0.85",
+    "--learner.exploration",
+    "evenness",
+    "--learner.entropy-cost",
+    "0.01",
+    "--learner.entropy-cost-end",
+    "0.001",
+)
+"""For Color-Cubes: nothing is learned on the whole grid alone. An area of it comes first; every target is a few steps
+away; and with the preset's bonus agents give up an edge of the grid, and do not find it again."""
+
+
 def _diagnostic(spec: str, frames: int, options: tuple[str, ...] = ()) -> Task:
     return Task(spec, f"diagnostic:{spec}", frames, unroll=64, options=options)
+
+
+def _color_cubes(frames: int) -> Task:
+    """The whole grid, beside small areas of it."""
+    task = "diagnostic:color-cubes"
+    areas = f"{task},{task},area=4,{task},area=3"
+    return Task("color-cubes", areas, frames, eval_env=task, unroll=64, options=SMALL_AREAS)
 
 
 def _popgym(name: str, level: str, frames: int) -> Task:
@@ -123,7 +148,7 @@ SUITES: dict[str, tuple[Task, ...]] = {
         _diagnostic("association", 500_000),
         _diagnostic("endless-tmaze", 500_000),
         _diagnostic("endless-tmaze,uniform=True", 1_000_000),
-        _diagnostic("color-cubes", 1_000_000),
+        _color_cubes(2_000_000),
         _diagnostic("color-cubes,extreme=True", 1_000_000),
     ),
     # An odd length: episodes then begin and end at every step of a segment, which an even one would never show.

@@ -161,10 +161,11 @@ def test_the_suites(name: str) -> None:
                 assert int(kept) % 2 == 1, "episodes begin at every step of a segment"
         assert 128 < length * (config.rows_per_update or 0) <= 256
         assert 256 < length * config.actors.envs_per_actor <= 512
-        # Passive T-Maze alone has another bonus for exploration.
-        assert (config.learner.exploration == "evenness") == task.env.startswith("diagnostic:passive-tmaze")
+        # These alone have another bonus for exploration.
+        has_other_bonus = task.env.startswith(("diagnostic:passive-tmaze", "diagnostic:color-cubes,diagnostic"))
+        assert (config.learner.exploration == "evenness") == has_other_bonus
         if task.env.startswith("diagnostic:"):
-            trained = envs.make_vector(task.env, 1)
+            trained = envs.make_vector(envs.tasks(task.env)[0], 1)
             tested = envs.make_vector(task.eval_env or task.env, 1)
             assert trained.single_observation_space == tested.single_observation_space
 
@@ -391,13 +392,13 @@ def test_scores_survive_their_file(tmp_path: Path) -> None:
 def test_settings_are_those_of_the_training_on_any_machine() -> None:
     config = make_preset("general", "gru")
     settings, of_task = settings_of(config)
-    assert settings["learner.discount"] == config.learner.discount
+    assert settings["learner.trust"] == config.learner.trust
     learner = dataclasses.replace(config.learner, precision="float32", device="cpu")
     actors = dataclasses.replace(config.actors, precision="bfloat16")
     elsewhere = dataclasses.replace(config, env=LONG, seed=4, learner=learner, actors=actors)
     assert settings_of(elsewhere) == (settings, of_task | {"env": LONG})
-    changed = dataclasses.replace(config, learner=dataclasses.replace(config.learner, discount=0.9))
-    assert settings_of(changed) == (settings | {"learner.discount": 0.9}, of_task)
+    changed = dataclasses.replace(config, learner=dataclasses.replace(config.learner, trust=0.1, discount=0.9))
+    assert settings_of(changed) == (settings | {"learner.trust": 0.1}, of_task | {"learner.discount": 0.9})
     assert settings_of(make_preset("general", "lstm")) == (settings | {"agent.core.name": "lstm"}, of_task)
     longer = dataclasses.replace(config, frames=9, rows_per_update=4)
     assert settings_of(longer) == (settings, of_task | {"frames": 9, "rows_per_update": 4})
@@ -421,6 +422,20 @@ def test_settings_that_a_file_does_not_know_have_their_defaults(core: str, tmp_p
     first, second = read_scores(file)
     assert first.settings == now | {"agent.gone": 1}
     assert second.settings == {"agent.core.name": "gone"}
+
+
+def test_settings_that_were_the_same_for_all_tasks_may_differ_between_them(tmp_path: Path) -> None:
+    """A file that was written when all tasks had one discount stands for agents trained with it on each task."""
+    settings, of_task = settings_of(make_preset("general", "gru"))
+    before = settings | {"learner.discount": 0.9, "actors.num_actors": 1}
+    known_then = {"frames": of_task["frames"], "env": SHORT}
+    file = tmp_path / "scores.json"
+    file.write_text(as_json([score(settings=before, of_task=known_then)]))
+    (read,) = read_scores(file)
+    assert read.settings == settings
+    assert read.of_task["learner.discount"] == 0.9
+    assert read.of_task["actors.num_actors"] == 1
+    assert read.of_task["stages"] == []
 
 
 def score(task: str = SHORT, variant: str = "gru", seed: int = 0, **more: Any) -> Score:
@@ -574,16 +589,16 @@ def test_other_settings_of_a_file_are_said_before_hours_of_training(
         settings, of_task = settings_of(config)
         of_task["agent.pixel_zero"] = 127.5  # as the run of a task without images has it
         equal.append(score(task.env, str(settings["agent.core.name"]), settings=settings, of_task=of_task))
-    otherwise = [row._replace(settings=row.settings | {"learner.discount": 0.5}) for row in equal]
+    otherwise = [row._replace(settings=row.settings | {"learner.trust": 0.5}) for row in equal]
     gru, lstm = otherwise
-    apart = [gru, lstm._replace(settings=lstm.settings | {"learner.discount": 0.4})]
+    apart = [gru, lstm._replace(settings=lstm.settings | {"learner.trust": 0.4})]
     for rows, expected in [
         (equal, []),
-        (otherwise, ["gru (f), lstm (f): trained otherwise: learner.discount 0.5, here 0.99"]),
+        (otherwise, ["gru (f), lstm (f): trained otherwise: learner.trust 0.5, here 0.2"]),
         (
             apart,
             [
-                f"{name} (f): trained otherwise: learner.discount {x}, here 0.99"
+                f"{name} (f): trained otherwise: learner.trust {x}, here 0.2"
                 for name, x in (("gru", 0.5), ("lstm", 0.4))
             ],
         ),
