@@ -134,6 +134,8 @@ class Agent(nn.Module):
         if config.instruction not in (None, has_instructions):
             kind = "an environment with instructions" if has_instructions else "an environment without instructions"
             raise ValueError(f"instruction: expected {has_instructions} in {kind}, got {config.instruction}")
+        if config.pixel_zero == "auto":
+            raise ValueError("pixel_zero: expected a number; training.factories.resolve_pixel_zero finds one for auto")
         self.config = config
         self.made_for = MadeFor(observation_shape, actions, vocabulary, popart_tasks)
         self.distribution = make_policy(actions, config.action_bounds, config.action_scale)
@@ -143,8 +145,6 @@ class Agent(nn.Module):
         # Encoders of the observation; all that is known at a step is joined to the core's inputs.
         sizes = vector_sizes(observation_shape)
         self.standardization = Standardization(sizes) if config.standardize and sizes else None
-        if config.pixel_zero == "auto":
-            raise ValueError("pixel_zero: expected a number; training.factories.resolve_pixel_zero finds one for auto")
         self.vision = make_torso(config.torso, observation_shape, config.torso_size, config.pixel_zero)
         joint_size = self.vision.num_features + self.distribution.num_features + 1
         self.instruction = None

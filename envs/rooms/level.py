@@ -396,7 +396,7 @@ def advance_frame(level: Level, state: State, i: int, action: int) -> float:
     # In a random look the player is a little slower or faster.
     pace = 1.0
     if state.look[i] != 0:
-        pace = look.uniform(state.look[i], 24, 0.97, 1.03)
+        pace = look.uniform(state.look[i], look.PACE, 0.97, 1.03)
     physics.move(state, i, level.solids, forward, right, level.run_speed, pace * milliseconds)
     if state.taken[i] < 0:
         touch(level, state, i)

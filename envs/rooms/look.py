@@ -15,6 +15,38 @@ DISC = (241.0, 255.0, 255.0)
 lacks."""
 
 
+(
+    FLOOR,
+    WALL,
+    SKY,
+    BRIGHT,
+    RED,
+    GREEN,
+    BLUE,
+    AMBIENT,
+    METAL,
+    HUD,
+    HUD_SHIFT,
+    TONE,
+    FOCAL,
+    WIDE,
+    TALL,
+    GROWN,
+    PAD,
+    PAD_GLOW,
+    HAS_HUD,
+    DISC_RED,
+    DISC_GREEN,
+    DISC_BLUE,
+    LAMP,
+    LAMP_LENGTH,
+    PACE,
+    LAMP_SPEED,
+) = range(26)
+"""Which random number of a look is for what. They are numbered in the order in which they came: with another number all
+looks would be others. `level` takes PACE, `drawn` the rest."""
+
+
 class Look(NamedTuple):
     """What `drawn` chooses for an episode."""
 
@@ -41,7 +73,7 @@ class Look(NamedTuple):
 
 @register_jitable
 def uniform(bits: np.uint64, k: int, low: float, high: float) -> float:
-    """The kth random number of an episode's look, uniform in low..high. `level` uses k = 24, `drawn` others to 25."""
+    """The kth random number of an episode's look, uniform in low..high."""
     random = mixed(bits + np.uint64(k) * GOLDEN) >> np.uint64(11)  # 53 bits, as many as a float64 keeps
     return low + (high - low) * np.float64(random) * 2.0**-53
 
@@ -85,33 +117,37 @@ def drawn(scene: Any, state: Any, i: int) -> Look:
     skies = scene.sky.shape[0] - 1e-9
     tones = scene.tones.shape[0] - 1e-9
 
-    bright = uniform(bits, 3, 0.75, 1.1)
-    red = bright * uniform(bits, 4, 0.9, 1.1)
-    green = bright * uniform(bits, 5, 0.9, 1.1)
-    blue = bright * uniform(bits, 6, 0.9, 1.1)
+    bright = uniform(bits, BRIGHT, 0.75, 1.1)
+    red = bright * uniform(bits, RED, 0.9, 1.1)
+    green = bright * uniform(bits, GREEN, 0.9, 1.1)
+    blue = bright * uniform(bits, BLUE, 0.9, 1.1)
 
     # A fourth of the looks has no display.
-    hud *= uniform(bits, 9, 0.5, 1.2)
-    if uniform(bits, 18, 0.0, 1.0) >= 0.75:
+    hud *= uniform(bits, HUD, 0.5, 1.2)
+    if uniform(bits, HAS_HUD, 0.0, 1.0) >= 0.75:
         hud = 0.0
     return Look(
-        floor=int(uniform(bits, 0, first, floors)),
-        wall=int(uniform(bits, 1, first, walls)),
-        sky=int(uniform(bits, 2, first, skies)),
-        tone=int(uniform(bits, 11, 0.0, tones)),
-        focal=scene.focal * uniform(bits, 12, 0.965, 1.035),  # a field of view of 88 to 92 degrees
+        floor=int(uniform(bits, FLOOR, first, floors)),
+        wall=int(uniform(bits, WALL, first, walls)),
+        sky=int(uniform(bits, SKY, first, skies)),
+        tone=int(uniform(bits, TONE, 0.0, tones)),
+        focal=scene.focal * uniform(bits, FOCAL, 0.965, 1.035),  # a field of view of 88 to 92 degrees
         glow=(red, green, blue),
-        ambient=uniform(bits, 7, 0.5, 0.95),
-        metal=uniform(bits, 8, 0.5, 1.6),
-        wide=uniform(bits, 13, 0.85, 1.15),
-        tall=uniform(bits, 14, 0.85, 1.15),
-        grown=uniform(bits, 15, 0.3, 0.7),
-        pad=uniform(bits, 16, 0.3, 1.7),
-        pad_glow=uniform(bits, 17, 0.5, 1.2),
+        ambient=uniform(bits, AMBIENT, 0.5, 0.95),
+        metal=uniform(bits, METAL, 0.5, 1.6),
+        wide=uniform(bits, WIDE, 0.85, 1.15),
+        tall=uniform(bits, TALL, 0.85, 1.15),
+        grown=uniform(bits, GROWN, 0.3, 0.7),
+        pad=uniform(bits, PAD, 0.3, 1.7),
+        pad_glow=uniform(bits, PAD_GLOW, 0.5, 1.2),
         hud=hud,
-        hud_shift=uniform(bits, 10, 0.0, 4.0),
-        disc=(uniform(bits, 19, 0.0, 255.0), uniform(bits, 20, 0.0, 255.0), uniform(bits, 21, 0.0, 255.0)),
-        lamp=max(uniform(bits, 22, -0.3, 0.4), 0.0),
-        lamp_length=uniform(bits, 23, 8.0, 80.0),
-        lamp_speed=uniform(bits, 25, -0.08, 0.08),
+        hud_shift=uniform(bits, HUD_SHIFT, 0.0, 4.0),
+        disc=(
+            uniform(bits, DISC_RED, 0.0, 255.0),
+            uniform(bits, DISC_GREEN, 0.0, 255.0),
+            uniform(bits, DISC_BLUE, 0.0, 255.0),
+        ),
+        lamp=max(uniform(bits, LAMP, -0.3, 0.4), 0.0),
+        lamp_length=uniform(bits, LAMP_LENGTH, 8.0, 80.0),
+        lamp_speed=uniform(bits, LAMP_SPEED, -0.08, 0.08),
     )
