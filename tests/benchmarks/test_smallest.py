@@ -1,6 +1,7 @@
 """Every benchmark runs from its command line to its JSON object with the smallest sizes that it accepts."""
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -27,7 +28,7 @@ SMALLEST = {
     "oracle": "--episodes 2",
     "peers": "--rllib {folder}/python --sample-factory {folder}/python --ppo-trxl {folder}/python "
     "--ppo-trxl-python {folder}/python --envs 2 --unroll-length 16 --batch 64 --turns 1 --seconds 1 --warm-up 0",
-    "reach": "--table {folder}/reach.csv --plot {folder}/reach.svg",
+    "reach": "--plot {folder}/reach.svg",
     "recall": "{folder}/recall --seeds 0 --updates 2 --processes 1",
     "resident": "--device cpu --preset cpu --env rooms:small --envs 64 --seconds 0.01 --check-steps 2",
     "scaling": "--presets cpu --gpus 1 --seconds 0.1",
@@ -61,6 +62,13 @@ def test_every_benchmark_runs_with_its_smallest_sizes(name: str, tmp_path: Path)
     assert printed["benchmark"] == name
     assert ended.returncode == bool(printed.get("failed")), ended.stderr
     assert set(printed.get("failed", ())) <= TOO_SHORT, ended.stderr
+
+
+def test_make_bench_runs_what_measures_speed_with_its_defaults() -> None:
+    """Others measure something else, need a GPU or programs of their own, or write files."""
+    listed = subprocess.run(["make", "--dry-run", "--assume-old=venv", "bench"], cwd=ROOT, capture_output=True, text=True)
+    (names,) = re.findall(r"for name in (.*?);", listed.stdout)
+    assert sorted(names.split()) == ["core", "cores", "environment", "scaling", "system"]
 
 
 def test_no_benchmark_is_left_out() -> None:
