@@ -132,7 +132,7 @@ def bars_of(rows: list[Row]) -> list[Bar]:
 
 
 def _order(variant: tuple[str, int, int, int]) -> tuple[int, int]:
-    """Where a variant stands in the figure: by slots, and among equally many by rate, which is 0 without compression."""
+    """Where a variant stands in the figure: by slots, then by rate, which is 0 without compression."""
     _, rate, slots, _ = variant
     return slots, rate
 

@@ -21,7 +21,7 @@ def test_environments_that_do_not_exist_have_failed_and_missing_packages_not() -
     assert "Nope" in found["speed"]["gym:Nope-v0"]
     assert found["speed"]["diagnostic:recall"]["steps_per_second"] > 0
     assert found["failed"] == ["gym:Nope-v0"]
-    with pytest.raises(ValueError, match="^--levels: expected one of full, .*, got 'nope'$"):
+    with pytest.raises(ValueError, match=r"^--levels: expected one of full, .*, got 'nope'$"):
         environment.main(Options(specs=(), levels=("nope",)))
 
 

@@ -55,7 +55,10 @@ def test_a_run_is_a_row(tmp_path: Path, core: str, expected: tuple[int, int, int
     ("fields", "words"),
     [
         ({"preset": "level"}, "preset: expected memory, as in the table, got level"),
-        ({"env": "rooms:small-recall"}, "env: expected rooms:small-recall-long, as in the table, got rooms:small-recall"),
+        (
+            {"env": "rooms:small-recall"},
+            "env: expected rooms:small-recall-long, as in the table, got rooms:small-recall",
+        ),
         ({"frames": 1000}, "frames: expected 12000000, as in the table, got 1000"),
     ],
 )
@@ -68,23 +71,23 @@ def test_runs_on_other_terms_are_refused(tmp_path: Path, fields: dict[str, Any],
 
 
 def test_runs_with_another_core_or_evaluation_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="core: expected compressive or transformer-xl, got gru$"):
+    with pytest.raises(ValueError, match=r"core: expected compressive or transformer-xl, got gru$"):
         reach.row_of(make_run(tmp_path, "gru"))
-    with pytest.raises(ValueError, match="core: expected compressive or transformer-xl, got gated-transformer-xl$"):
+    with pytest.raises(ValueError, match=r"core: expected compressive or transformer-xl, got gated-transformer-xl$"):
         reach.row_of(make_run(tmp_path, "gated-transformer-xl"))
-    with pytest.raises(ValueError, match="episodes of the evaluation: expected 128, as in the table, got 16$"):
+    with pytest.raises(ValueError, match=r"episodes of the evaluation: expected 128, as in the table, got 16$"):
         reach.row_of(make_run(tmp_path, episodes=16))
     run = make_run(tmp_path)
     plain = json.loads(Run(run).config_file.read_text())
     plain["agent"]["core"]["num_layers"] = 2
     Run(run).config_file.write_text(json.dumps(plain))
-    with pytest.raises(ValueError, match="num_layers: expected one layer, as in the table, got 2$"):
+    with pytest.raises(ValueError, match=r"num_layers: expected one layer, as in the table, got 2$"):
         reach.row_of(run)
 
 
 def test_only_the_named_files_are_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     table = tmp_path / "table.csv"
-    with pytest.raises(ValueError, match="^--table: expected a table of runs, or runs to make one, got .*table.csv$"):
+    with pytest.raises(ValueError, match=r"^--table: expected a table of runs, or runs to make one, got .*table.csv$"):
         reach.measure(reach.Options(table=table, plot=tmp_path / "plot.svg"))
     monkeypatch.setattr(reach, "TABLE", table)
     (bar,) = reach.measure(reach.Options((make_run(tmp_path),)))["bars"]
