@@ -15,7 +15,7 @@ def test_all_rows_of_a_batch_are_counted_whatever_their_actions_are() -> None:
     envs.close()
 
 
-def test_environments_that_do_not_exist_have_failed_and_missing_packages_not() -> None:
+def test_environments_that_do_not_exist_fail_and_others_are_measured() -> None:
     specs = ("gym:Nope-v0", "gym:nope:Nope", "diagnostic:recall")
     found = environment.main(Options(specs=specs, levels=(), seconds=0.01))
     assert "Nope" in found["speed"]["gym:Nope-v0"]
