@@ -73,7 +73,7 @@ docs: venv  ## build the documentation and the API reference into site/
 	@$(BIN)/python -c 'import mkdocs, mkdocstrings_handlers.python' 2>/dev/null || $(INSTALL) --quiet --editable '.[docs]'
 	$(BIN)/mkdocs build --quiet --strict
 
-NO_SPEED := balanced causes common cubes density digests exported fidelity fidelity_frames mutation peers resident recall soak kill_driver text
+NO_SPEED := balanced causes common cubes density digests exported fidelity fidelity_frames mutation oracle peers reach resident recall soak kill_driver text
 SPEED := $(filter-out $(NO_SPEED),$(basename $(notdir $(wildcard benchmarks/*.py))))
 bench: venv  ## side-by-side speed measurements, one JSON object each
 	@for name in $(SPEED); do echo "# $$name" >&2; $(BIN)/python -m benchmarks.$$name || exit 1; done

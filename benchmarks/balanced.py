@@ -27,7 +27,7 @@ from torch.nn import functional as F
 
 from agent.core import Core, CoreOutput, State
 from agent.core.routing import unit
-from benchmarks.common import run
+from benchmarks.common import require_least, run
 from sequences.kinds import PRESETS
 from sequences.model import SequenceModel
 from sequences.trainer import open_data
@@ -228,14 +228,18 @@ def _entropy(weights: Tensor) -> Tensor:
     return torch.special.entr(weights).sum(dim=-1)
 
 
-def divergences(layer: BalancedLayer) -> dict[str, float]:
-    """The mean divergence of two heads of the last call, by their kinds."""
+def divergences(layer: BalancedLayer) -> dict[str, float | None]:
+    """The mean divergence of two heads of the last call, by their kinds; None if it is not known of some of them."""
     found: dict[str, list[float]] = defaultdict(list)
     kinds = ["local"] * (layer.config.num_heads - layer.routing) + ["routing"] * layer.routing
     for first, second in itertools.combinations(range(len(kinds)), 2):
         apart = divergence(layer.weights[:, first], layer.weights[:, second])
         found[f"{kinds[first]}-{kinds[second]}"].append(apart)
-    return {name: round(sum(values) / len(values), 3) for name, values in found.items()}
+    means: dict[str, float | None] = {}
+    for name, values in found.items():
+        mean = sum(values) / len(values)
+        means[name] = None if math.isnan(mean) else round(mean, 3)
+    return means
 
 
 def train(model: SequenceModel, draw: Callable[[int], Tensor], updates: int, rows: int, learning_rate: float) -> None:
@@ -333,6 +337,8 @@ def main(options: Options) -> dict[str, Any]:
 
     Returns both likelihoods in bits a token, and the divergence of heads by layer.
     """
+    require_least("rows", options.rows, 1)
+    require_least("measured", options.measured, 2)  # one sequence has no standard error
     base = replace(options.network, window=options.window, local=options.window, longest=options.steps)
     variants = {
         "full": replace(base, routing_heads=0, local=options.steps),

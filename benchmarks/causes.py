@@ -20,7 +20,7 @@ import tyro
 from actors.causes import STRETCH
 from actors.recorder import record_episodes
 from actors.recording import Recording
-from benchmarks.common import run
+from benchmarks.common import require_least, require_some, run
 from envs import tasks
 from reports.episode import DECISIVE, agreement
 from storage.run import Run
@@ -39,6 +39,8 @@ class Options:
 
 
 def measure(options: Options) -> dict[str, Any]:
+    require_some("runs", options.runs)
+    require_least("episodes", options.episodes, 1)
     found: dict[str, Any] = {"episodes": options.episodes}
     for path in options.runs:
         found[str(path)] = _of_run(_recordings(load_trained_agent(Run(path)), options))

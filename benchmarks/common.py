@@ -9,7 +9,7 @@ import os
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -18,6 +18,7 @@ import tyro
 from rich.console import Console
 
 from envs import prepare
+from storage.errors import UserError
 from training.config import RunConfig
 from training.presets import make_preset
 
@@ -27,15 +28,36 @@ Name = TypeVar("Name")
 def run(measure: Callable[[Any], dict[str, Any]], options: Any) -> None:
     """Parses the options, measures, and prints one JSON object; the exit status is 1 if its "failed" is not empty.
 
-    Standard output becomes standard error while it measures, because Ray prints there.
+    An option with a value that it cannot have, or a file that is not there, is one line and the exit status 1. Standard
+    output becomes standard error while it measures, because Ray prints there.
     """
     parsed = tyro.cli(options, description=sys.modules["__main__"].__doc__)
     torch.set_num_threads(1)
     logging.basicConfig(level=logging.WARNING, format="%(message)s", stream=sys.stderr)
-    with contextlib.redirect_stdout(sys.stderr):
-        figures = {"benchmark": Path(sys.argv[0]).stem, "cores": os.cpu_count(), **measure(parsed)}
-    print(json.dumps(figures, indent=2))
+    try:
+        with contextlib.redirect_stdout(sys.stderr):
+            figures = {"benchmark": Path(sys.argv[0]).stem, "cores": os.cpu_count(), **measure(parsed)}
+    except (ValueError, FileNotFoundError, UserError) as error:
+        sys.exit(str(error))
+    try:
+        printed = json.dumps(figures, indent=2, allow_nan=False)
+    except ValueError:
+        print(json.dumps(figures, indent=2), file=sys.stderr)
+        sys.exit("a figure is not a number or not finite, which JSON has no word for: see above")
+    print(printed)
     sys.exit(bool(figures.get("failed")))
+
+
+def require_least(option: str, value: float, least: float) -> None:
+    """Raises a ValueError if the value of an option is less than that."""
+    if value < least:
+        raise ValueError(f"--{option}: expected at least {least:,}, got {value:,}")
+
+
+def require_some(option: str, values: Collection[object]) -> None:
+    """Raises a ValueError if an option that takes several values has none."""
+    if not values:
+        raise ValueError(f"--{option}: expected one value or more, got none")
 
 
 def in_turns(
@@ -55,7 +77,11 @@ def in_turns(
         turns: number of measurements of each.
         clock: measures the time.
         warm_up: calls of each before that.
+
+    Raises:
+        ValueError: if there are no turns.
     """
+    require_least("turns", turns, 1)
 
     def rate(work: Callable[[], float]) -> float:
         done = 0.0

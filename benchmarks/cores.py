@@ -57,9 +57,9 @@ def measure(options: Options) -> dict[str, Any]:
     found = {}
     for name in names:
         found[name] = {
-            "learning, tokens a CPU-second": round(rates[name, "learning"]),
-            "acting, ms a step": round(1000 / rates[name, "acting"], 2),
-            "state of a row, bytes": states[name],
+            "learning, tokens a CPU-second (more is better)": round(rates[name, "learning"]),
+            f"acting, CPU ms a step of {ACTING_ROWS} rows (less is better)": round(1000 / rates[name, "acting"], 2),
+            "state of a row, bytes (less is better)": states[name],
         }
     measures = list(found[names[0]])
     rows: list[list[Any]] = [["", *names]]

@@ -126,6 +126,9 @@ def digest_of(run_folder: Path) -> str:
 
 
 def measure(options: Options) -> dict[str, Any]:
+    titles = list(commands(Path(), options.ray))
+    if not any(options.only in title for title in titles):
+        raise ValueError(f"--only: expected a part of one of {'; '.join(titles)}, got {options.only!r}")
     digests: dict[str, str] = {}
     failed: dict[str, str] = {}
     with tempfile.TemporaryDirectory() as name:

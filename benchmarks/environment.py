@@ -1,10 +1,10 @@
 """How fast environments are on one core, beside the plain library's; scores and memory of the rooms level.
 
-    python -m benchmarks.environment [--seconds 5] [--episodes 16384]     (MiniGrid, POPGym: pip install -e '.[envs]')
+    python -m benchmarks.environment [--seconds 5] [--episodes 4096]     (MiniGrid, POPGym: pip install -e '.[envs]')
 
 Speed is in agent steps of random actions a second of CPU time, in batches of 16 in this process, rendering included.
 "plain" is the library's own environment with its own observations, without any of our wrappers. Where a package is
-missing, its line says so.
+missing, its line says so. "failed" names environments that do not exist.
 """
 
 import dataclasses
@@ -18,9 +18,10 @@ import gymnasium
 import numpy as np
 from gymnasium.vector import SyncVectorEnv, VectorEnv
 
-from benchmarks.common import in_turns, rounded, run
+from benchmarks.common import in_turns, require_least, rounded, run
 from envs import make_vector
 from envs.rooms import VARIANTS, RoomsConfig, RoomsVectorEnv, memory_spans
+from training.config import require_one_of
 
 ROWS = 16
 DRAWS = 1000
@@ -58,6 +59,8 @@ class Options:
     """Variants of the rooms level whose scores are measured."""
     episodes: int = 4096
     """Random episodes of each variant."""
+    oracle_episodes: int = 64
+    """Episodes of the oracle in each variant; all are equal except in those with delays and in transfer."""
 
 
 def step(envs: VectorEnv) -> Callable[[], float]:
@@ -84,12 +87,9 @@ def plain(spec: str) -> dict[str, VectorEnv]:
     return {"plain": SyncVectorEnv(make)}
 
 
-def speed(spec: str, seconds: float) -> dict[str, float] | str:
-    """Steps a second of our environment and of the plain one."""
-    try:
-        envs = {"steps_per_second": make_vector(spec, ROWS), **plain(spec)}
-    except ImportError as error:
-        return str(error)
+def speed(spec: str, seconds: float) -> dict[str, float]:
+    """Steps a second of our environment and of the plain one. Raises as `make_vector`."""
+    envs = {"steps_per_second": make_vector(spec, ROWS), **plain(spec)}
     rates = in_turns({name: step(each) for name, each in envs.items()}, seconds, clock=time.process_time)
     for each in envs.values():
         each.close()
@@ -119,22 +119,36 @@ def score(config: RoomsConfig, episodes: int, oracle: bool) -> dict[str, float]:
     return rounded(found, digits=3)
 
 
-def describe(config: RoomsConfig, episodes: int) -> dict[str, Any]:
+def describe(config: RoomsConfig, options: Options) -> dict[str, Any]:
     """The figures of a variant; spans are steps from the oracle's last look at an example to its choice about it."""
     spans = memory_spans(RoomsVectorEnv(32, config), RoomsVectorEnv(32, config))
     return {
         "episode_steps": config.episode_steps,
         "memory_span": {"least": int(spans.min()), "median": int(np.median(spans)), "most": int(spans.max())},
-        "oracle": score(config, 64, oracle=True),
-        "random": score(config, episodes, oracle=False),
+        "oracle": score(config, options.oracle_episodes, oracle=True),
+        "random": score(config, options.episodes, oracle=False),
     }
 
 
 def main(options: Options) -> dict[str, Any]:
     """Measures and returns the figures."""
-    speeds = {spec: speed(spec, options.seconds) for spec in options.specs}
-    levels = {name: describe(VARIANTS[name], options.episodes) for name in options.levels}
-    return {"speed": speeds, "levels": levels}
+    for name in options.levels:
+        require_one_of("--levels", name, VARIANTS)
+    require_least("episodes", options.episodes, 1)
+    require_least("oracle-episodes", options.oracle_episodes, 1)
+
+    speeds: dict[str, dict[str, float] | str] = {}
+    failed = []
+    for spec in options.specs:
+        try:
+            speeds[spec] = speed(spec, options.seconds)
+        except ImportError as error:
+            speeds[spec] = str(error)
+        except ValueError as error:  # there is no such environment
+            speeds[spec] = str(error)
+            failed.append(spec)
+    levels = {name: describe(VARIANTS[name], options) for name in options.levels}
+    return {"speed": speeds, "levels": levels, "failed": failed}
 
 
 if __name__ == "__main__":

@@ -4,14 +4,17 @@
 
 Agents of every core play random observations, with an episode of a hundred steps in the mean, or the agent of a run
 does. Both get the same actions and rewards, and have one thread. New agents have a policy whose logits are of the size
-that trained ones have.
+that trained ones have. The time is CPU time of the process, the median step after ten that are not counted; who steps
+first changes from step to step. In a median the step that ends a segment does not show.
 """
 
 import dataclasses
+import functools
 import json
+import statistics
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,7 +25,7 @@ import torch
 from agent import Agent
 from agent.acting_step import ActingStep
 from agent.core import CORES
-from benchmarks.common import run
+from benchmarks.common import require_least, require_some, run
 from storage.exchange import KEY, write_onnx
 from storage.run import Run
 from training.config import require_one_of
@@ -33,6 +36,8 @@ from training.presets import make_preset
 ENV = "gym:CartPole-v1"
 RESETS = 0.01
 """Share of steps at which an episode begins."""
+WARM_UP = 10
+"""Steps whose time is not counted."""
 
 
 @dataclass
@@ -47,7 +52,11 @@ class Options:
 
 def measure(options: Options) -> dict[str, Any]:
     for core in options.cores:
-        require_one_of("cores", core, CORES)
+        require_one_of("--cores", core, CORES)
+    require_least("steps", options.steps, WARM_UP + 1)
+    require_some("rows", options.rows)
+    for rows in options.rows:
+        require_least("rows", rows, 1)
     found: dict[str, Any] = {"steps": options.steps}
     failed = []
     for name, agent in _agents(options):
@@ -96,7 +105,7 @@ def _compare(agent: Agent, path: Path, rows: int, steps: int) -> dict[str, Any]:
     generator = torch.Generator().manual_seed(0)
     worst = 0.0
     other_actions = 0
-    seconds = {"torch": 0.0, "onnxruntime": 0.0}
+    seconds: dict[str, list[float]] = {"torch": [], "onnxruntime": []}
     for step in range(steps):
         if len(shape) == 3:
             seen = torch.randint(0, 256, (rows, *shape), generator=generator, dtype=torch.uint8)
@@ -107,13 +116,6 @@ def _compare(agent: Agent, path: Path, rows: int, steps: int) -> dict[str, Any]:
         action = torch.randint(0, actions, (rows,), generator=generator).masked_fill(reset, -1)
         reward = torch.randn(rows, generator=generator)
 
-        begin = time.perf_counter()
-        with torch.no_grad():
-            output = agent(seen[:, None], action[:, None], reward[:, None], reset[:, None], state)
-        seconds["torch"] += time.perf_counter() - begin
-        state = output.state
-        logits = output.policy_parameters[:, 0].numpy()
-
         given = {
             "observation": seen.numpy(),
             "last_action": action.numpy(),
@@ -121,15 +123,41 @@ def _compare(agent: Agent, path: Path, rows: int, steps: int) -> dict[str, Any]:
             "reset": reset.numpy(),
             **exported,
         }
-        begin = time.perf_counter()
-        theirs, greedy, _, *after = session.run(None, {name: given[name] for name in inputs})
-        seconds["onnxruntime"] += time.perf_counter() - begin
+        calls: dict[str, Callable[[], Any]] = {
+            "torch": functools.partial(agent, seen[:, None], action[:, None], reward[:, None], reset[:, None], state),
+            "onnxruntime": functools.partial(session.run, None, {name: given[name] for name in inputs}),
+        }
+        results = timed(calls, step, seconds)
+
+        output = results["torch"]
+        state = output.state
+        logits = output.policy_parameters[:, 0].numpy()
+        theirs, greedy, _, *after = results["onnxruntime"]
         exported = dict(zip(exported, after, strict=True))
 
         worst = max(worst, float(np.abs(theirs - logits).max()))
         other_actions += int((greedy != logits.argmax(axis=1)).sum())
-    times = {f"{name} ms": round(1000 * total / steps, 3) for name, total in seconds.items()}
+    times = {f"{name} CPU ms": milliseconds(of_steps) for name, of_steps in seconds.items()}
     return {"largest difference of logits": float(f"{worst:.2g}"), "other actions": other_actions, **times}
+
+
+@torch.no_grad()
+def timed(calls: dict[str, Callable[[], Any]], step: int, seconds: dict[str, list[float]]) -> dict[str, Any]:
+    """The result of each call; the last call is the first one in the next step. Adds CPU times to `seconds`."""
+    names = list(calls)
+    if step % 2:
+        names.reverse()
+    results = {}
+    for name in names:
+        begin = time.process_time()
+        results[name] = calls[name]()
+        seconds[name].append(time.process_time() - begin)
+    return results
+
+
+def milliseconds(seconds: list[float]) -> float:
+    """The median of a step, in milliseconds, without those that warm up."""
+    return round(1000 * statistics.median(seconds[WARM_UP:]), 3)
 
 
 if __name__ == "__main__":

@@ -32,7 +32,7 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, NamedTuple
 
-from benchmarks.common import run
+from benchmarks.common import require_least, run
 
 ROOT = Path(__file__).parents[1]
 LEAST = 0.95
@@ -542,9 +542,11 @@ def measure(
     """Tests the mutants of all files, and returns the figures.
 
     Raises:
-        ValueError: if no tests are known for a file.
+        ValueError: if no tests are known for a file, or no mutants are asked for.
         RuntimeError: if tests fail without a mutant.
     """
+    require_least("count", options.count, 1)
+    require_least("workers", options.workers, 1)
     unknown = [file for file in options.files if file not in tests]
     if unknown:
         raise ValueError(f"files: expected some of {', '.join(tests)}, got {', '.join(unknown)}")

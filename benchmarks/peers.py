@@ -36,7 +36,7 @@ from typing import Any, NamedTuple
 
 from actors import ActorsConfig
 from agent.core.fields import Precision
-from benchmarks.common import cpu_seconds, local_ray, ray_psutil, rounded, run
+from benchmarks.common import cpu_seconds, local_ray, ray_psutil, require_least, rounded, run
 from envs import prepare
 from storage.run import Run
 from training.config import RunConfig
@@ -202,6 +202,7 @@ def find_systems(options: Options) -> dict[str, Callable[[int], Steps] | None]:
 
 def main(options: Options) -> dict[str, Any]:
     """Measures all in turns and returns the figures."""
+    require_least("turns", options.turns, 1)
     found = find_systems(options)
     systems = {name: start for name, start in found.items() if start}
     for envs in options.envs:

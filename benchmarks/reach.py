@@ -1,6 +1,7 @@
-"""Correct choices by the reach of a memory: adds runs to a table, and draws it as the figure of the README.
+"""Correct choices by the reach of a memory: the means of a table of runs, and the figure of the README.
 
-    python -m benchmarks.reach [RUN ...] [--table results/reach.csv] [--plot docs/result.svg]
+    python -m benchmarks.reach                                  (the means of results/reach.csv; nothing is written)
+    python -m benchmarks.reach RUN ... --table results/reach.csv --plot docs/result.svg    (adds runs, draws the figure)
 
 The runs are those of `compressive compare --preset memory`, with `--rates 1 2 4 8` and with `--cores transformer-xl`,
 and of Transformer-XL with as many slots as the reach of rate 8 (`compressive launch --preset memory --core
@@ -22,9 +23,15 @@ from storage.files import read_json
 from storage.run import Run
 from training.config import core_name
 from training.plain import read_config
+from training.presets import make_preset
 
 DELAYS = (16, 32, 64, 128)
 """Steps between the example and the choice."""
+TABLE = Path("results/reach.csv")
+PRESET = "memory"
+CORES = ("compressive", "transformer-xl")
+EPISODES = 128
+"""Of the evaluation of each run."""
 
 
 class Row(NamedTuple):
@@ -55,27 +62,54 @@ class Bar(NamedTuple):
 @dataclass
 class Options:
     runs: Annotated[tuple[Path, ...], tyro.conf.Positional] = ()
-    table: Path = Path("results/reach.csv")
-    plot: Path = Path("docs/result.svg")
+    """Finished runs, which take the places of their rows in the table."""
+    table: Path | None = None
+    """File to which the runs are added; a new one, if it is not there. By default results/reach.csv is only read."""
+    plot: Path | None = None
+    """File of the figure."""
 
 
 def measure(options: Options) -> dict[str, Any]:
-    rows = _read(options.table)
+    rows = _read(options.table or TABLE)
     rows |= {_key(row): row for row in map(row_of, options.runs)}
-    _write(options.table, [rows[key] for key in sorted(rows)])
+    if not rows:
+        raise ValueError(f"--table: expected a table of runs, or runs to make one, got {options.table or TABLE}")
     bars = bars_of(list(rows.values()))
-    options.plot.write_text(drawn(bars))
+    if options.table:
+        _write(options.table, [rows[key] for key in sorted(rows)])
+    if options.plot:
+        options.plot.write_text(drawn(bars))
     return {"bars": [bar._asdict() | {"mean": statistics.fmean(bar.correct)} for bar in bars]}
 
 
 def row_of(path: Path) -> Row:
-    """The row of a finished run."""
+    """The row of a finished run.
+
+    Raises:
+        ValueError: if the run was trained or evaluated otherwise than those of the table.
+        FileNotFoundError: if there is no run, or no evaluation of it.
+    """
     finished = Run(path)
     config = read_config(finished)
-    core = config.core_config
-    assert isinstance(core, CompressiveTransformerConfig)  # Transformer-XL's is one, too
-    (sizes,) = core.layer_sizes
     evaluation = read_json(finished.evaluation_file())
+    preset = make_preset(PRESET, "compressive")
+    terms = {  # what is expected, and what the run has
+        "preset": (PRESET, config.preset),
+        "env": (preset.env, config.env),
+        "environment of the evaluation": (preset.env, evaluation.get("environment")),
+        "frames": (preset.frames, config.frames),
+        "episodes of the evaluation": (EPISODES, evaluation.get("episodes")),
+    }
+    for name, (expected, found) in terms.items():
+        if found != expected:
+            raise ValueError(f"{path}: {name}: expected {expected}, as in the table, got {found}")
+
+    core = config.core_config
+    if not isinstance(core, CompressiveTransformerConfig) or core_name(config) not in CORES:
+        raise ValueError(f"{path}: core: expected {' or '.join(CORES)}, got {core_name(config)}")
+    if len(core.layer_sizes) != 1:
+        raise ValueError(f"{path}: num_layers: expected one layer, as in the table, got {len(core.layer_sizes)}")
+    (sizes,) = core.layer_sizes
     rate = sizes.rate if sizes.compressed else 0
     correct = 100 * evaluation["correct_choices"]["mean"]
     reach = sizes.memory + sizes.rate * sizes.compressed
@@ -83,7 +117,7 @@ def row_of(path: Path) -> Row:
 
 
 def bars_of(rows: list[Row]) -> list[Bar]:
-    """The rows by variant: without compression first, then by slots and by reach."""
+    """The rows by variant, in the order of the figure."""
     by_variant: dict[tuple[str, int, int, int], list[float]] = {}
     for row in rows:
         variant = (row.core, row.rate, row.slots, row.reach)
@@ -98,7 +132,7 @@ def bars_of(rows: list[Row]) -> list[Bar]:
 
 
 def _order(variant: tuple[str, int, int, int]) -> tuple[int, int]:
-    """Where a variant stands in the figure."""
+    """Where a variant stands in the figure: by slots, then by rate, which is 0 without compression."""
     _, rate, slots, _ = variant
     return slots, rate
 
@@ -188,14 +222,17 @@ def drawn(bars: list[Bar]) -> str:
     for index, bar in enumerate(bars):
         parts += _bar(bar, FIRST + EACH * index)
     legend = bottom + 18
+    counts = sorted({len(bar.correct) for bar in bars})
+    seeds = " to ".join(str(count) for count in dict.fromkeys([counts[0], counts[-1]]))
+    preset = make_preset(PRESET, "compressive")
     parts += [
         f'<circle class="seed" cx="18" cy="{legend - 4}" r="3.4"/>',
-        f'<text class="small" x="28" y="{legend}">one seed; bars are means of five</text>',
+        f'<text class="small" x="28" y="{legend}">one seed; bars are means of {seeds}</text>',
         f'<line class="expected" x1="256" y1="{legend - 13}" x2="256" y2="{legend + 4}"/>',
         f'<text class="small" x="266" y="{legend}">expected if all within reach is remembered and the rest guessed; '
         "dashed: missed</text>",
-        f'<text class="small" x="12" y="{legend + 24}">rooms:small-recall-long, 12 M frames, 128 episodes of '
-        "evaluation. Beside the slots, a step sees its segment.</text>",
+        f'<text class="small" x="12" y="{legend + 24}">{preset.env}, {preset.frames // 10**6} M frames, {EPISODES} '
+        "episodes of evaluation. Beside the slots, a step sees its segment.</text>",
         "</svg>\n",
     ]
     return "\n  ".join(parts[:-1]) + "\n" + parts[-1]

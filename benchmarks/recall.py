@@ -25,7 +25,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from agent.core import CompressiveTransformerConfig, RoutingTransformerConfig, make_core
-from benchmarks.common import markdown, picture, run
+from benchmarks.common import markdown, picture, require_least, require_some, run
+from training.config import require_one_of
 
 TAGS = 8
 SYMBOLS = 8
@@ -274,6 +275,14 @@ class Options:
 
 def main(options: Options) -> dict[str, Any]:
     """Trains every variant with every seed, writes the figures and returns the numbers."""
+    require_some("variants", options.variants)
+    require_some("seeds", options.seeds)
+    require_least("updates", options.updates, 1)
+    require_least("processes", options.processes, 1)
+    for name in options.variants:
+        require_one_of("--variants", name, VARIANTS)
+    for delay in options.farther:
+        require_least("farther", delay, 1)
     importlib.import_module("matplotlib")  # fails before the work if it is missing
     begin = time.monotonic()
     jobs = []

@@ -1,6 +1,7 @@
 """How fast a run is that never leaves its device: the level, acting, learning, and all of it.
 
 First the level is compared with the CPU's, which starts every step from the device's state: a GPU rounds differently.
+"failed" says if they differ by more than that (`LARGEST_ERROR`, `MOST_PIXELS`), or if there was nothing to compare.
 Every rate has a bound that follows from the arithmetic that was counted and from what this device reaches in one large
 matrix product in the learner's precision (`share_of_bound`). On the CPU the same code runs, to test it. Nothing needs
 Ray.
@@ -33,6 +34,10 @@ from training.config import RunConfig
 from training.factories import make_agent, make_learner, make_pool, resolve_precisions
 
 Part = Literal["check", "level", "acting", "learning", "whole"]
+LARGEST_ERROR = 1.0
+"""Most that a number of the state may differ by: the level rounds velocities to whole units."""
+MOST_PIXELS = 0.001
+"""Most color values that may differ, as a share of all; 0.00009 do on an H200."""
 
 
 @dataclass
@@ -92,6 +97,18 @@ def check(env: str, device: torch.device, steps: int) -> dict[str, float]:
         "greatest_error": furthest,
         "pixels_that_differ": pixels,
     }
+
+
+def faults_of(found: dict[str, float]) -> list[str]:
+    """What does not hold of the comparison with the CPU, of which integers have to be equal."""
+    bounds = {"integers_that_differ": 0, "greatest_error": LARGEST_ERROR, "pixels_that_differ": MOST_PIXELS}
+    faults = []
+    if not found["steps"]:
+        faults.append("check: no steps were compared")
+    for name, most in bounds.items():
+        if not found[name] <= most:  # NaN is a fault, too
+            faults.append(f"check: {name}: expected at most {most:g}, got {found[name]:g}")
+    return faults
 
 
 class Meter:
@@ -189,8 +206,10 @@ def measure(options: Options) -> dict[str, Any]:
     if device.type == "cuda":
         name_of_device = torch.cuda.get_device_name(device)
     figures: dict[str, Any] = {"device": name_of_device, "precision": base.learner.precision}
+    failed = []
     if "check" in options.parts:
         figures["check"] = check(options.env, device, options.check_steps)
+        failed = faults_of(figures["check"])
         print("check", figures["check"], file=sys.stderr, flush=True)
     meter = Meter(device, getattr(torch, base.learner.precision), options.seconds)
     figures["teraflops_of_a_product"] = round(meter.peak / 1e12, 2)
@@ -199,7 +218,7 @@ def measure(options: Options) -> dict[str, Any]:
             measure_level(options.env, rows, meter)
         if set(options.parts) & {"acting", "learning", "whole"}:
             measure_agent(base, rows, options.parts, meter)
-    return figures | {"rates": meter.rates}
+    return figures | {"rates": meter.rates, "failed": failed}
 
 
 def measure_agent(base: RunConfig, rows: int, parts: tuple[Part, ...], meter: Meter) -> None:

@@ -25,7 +25,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from actors import ActorsConfig, Pool, Unroll
 from agent import Trajectory
 from agent.core import state_bytes
-from benchmarks.common import in_turns, local_ray, make_config, markdown, run
+from benchmarks.common import in_turns, local_ray, make_config, markdown, require_least, require_some, run
 from learner.loading import load
 from storage.run import Run
 from training.config import RunConfig
@@ -58,6 +58,7 @@ class Options:
 
 
 ASSUMED = ("gpus", "gpu_tflops", "call_microseconds", "network_gbit", "node_cores", "node_gpus")
+MOST_GPUS = 100_000
 WARM_UP = 10
 """Updates before the measurement of a run."""
 
@@ -132,9 +133,12 @@ class Loop:
         """Fraction of the time in which GPUs learn."""
         return self.learning_seconds / max(self.seconds(gpus).values())
 
-    def gpus_at_half(self) -> int:
-        """The least number of GPUs that learn less than half of the time."""
-        return next(gpus for gpus in range(1, 10**6) if self.gpu_busy(gpus) <= 0.5)
+    def gpus_at_half(self) -> int | None:
+        """The least number of GPUs that learn less than half of the time; None if none does up to `MOST_GPUS`."""
+        for gpus in range(1, MOST_GPUS + 1):
+            if self.gpu_busy(gpus) <= 0.5:
+                return gpus
+        return None
 
     def row(self, gpus: int, options: Options) -> dict[str, float | str]:
         """Actors, what takes longest, and the load of the busiest node: its network (a fraction) and object store."""
@@ -416,6 +420,11 @@ def significant(value: float, digits: int) -> float:
 
 def main(options: Options) -> dict[str, Any]:
     """Measures, computes and returns the figures."""
+    require_least("updates", options.updates, 1)
+    require_some("gpus", options.gpus)
+    require_least("gpus", min(options.gpus), 1)
+    require_least("node-cores", options.node_cores, 1)
+    require_least("node-gpus", options.node_gpus, 1)
     if options.real:
         runs = {size: measure_run(size, 4, options.core, options.updates) for size in (1, 2)}
         return {"core": options.core, "learners": runs}

@@ -3,7 +3,7 @@
     python -m benchmarks.soak [--minutes 20] [--kill-seconds 20] [--learners 1] [--core compressive]
 
 About every `kill-seconds`, and not before the last victim is back, one process gets SIGKILL. "failed" lists what does
-not hold of the checks in `soak`; docs/faults.md explains them. Linux only.
+not hold of `checks_of` and `growth_checks`; docs/faults.md explains them. Linux only.
 """
 
 import faulthandler
@@ -40,6 +40,8 @@ PASSING = {"IDLE", "default_worker.py", "zombie"}
 """Kinds of processes that soon become others."""
 GROWTH = {"memory_mb": (24.0, 0.1), "object_store_mb": (32.0, 0.0), "processes": (2.0, 0.0), "driver": (8.0, 0.1)}
 """Allowed growth of each group of series from the first to the last quarter: absolute, or relative to the first."""
+SHORT = 3
+"""A series of so many samples or fewer says nothing of growth."""
 Series = list[tuple[float, float]]
 """Times in seconds, and values."""
 
@@ -275,6 +277,10 @@ def count_running(processes: set[Any]) -> int:
     return sum(process.is_running() for process in processes)
 
 
+Checks = dict[str, tuple[Any, bool]]
+"""By name, what was measured, and whether it is as it should be."""
+
+
 def main(options: Options) -> dict[str, Any]:
     """Trains, and returns the figures."""
     fields: dict[str, Any] = {"frames": 10**12, "log_every": 5, "learners": options.learners, "seed": options.seed}
@@ -290,20 +296,37 @@ def main(options: Options) -> dict[str, Any]:
         time.sleep(0.5)
         left = count_running(trainer.seen)
 
-    rows = read_metrics(folder.path)
+    saved = checkpoints.load_latest(folder.path).step
+    checks = checks_of(trainer, read_metrics(folder.path), saved, left) | growth_checks(trainer.series)
+    seconds = trainer.last - trainer.began
+    return {
+        "run": str(folder),
+        "core": options.core,
+        "learners": options.learners,
+        "minutes": round(seconds / 60, 1),
+        "frames": trainer.frames,
+        "frames_per_second": round(trainer.frames / seconds),
+        "unrolls": len(trainer.ledger.seen),
+        "seconds_until_back": {kind: summary(times) for kind, times in trainer.seconds_until_back.items()},
+        **{name: value for name, (value, _) in checks.items()},
+        "failed": [name for name, (_, holds) in checks.items() if not holds],
+    }
+
+
+def checks_of(trainer: SoakTrainer, rows: list[dict[str, Any]], saved: int, left: int) -> Checks:
+    """The checks of a run, from its rows of metrics, the step of its last checkpoint and the processes it left."""
+    options = trainer.options
     ledger = trainer.ledger
     kills = trainer.kills
     restarts = trainer.restarts
-    seconds = trainer.last - trainer.began
     steps = [row["step"] for row in rows]
     wrong = sum(ledger.disagrees(row, trainer.action_repeat) for row in rows)
-    grown = {name: growth(series) for name, series in sorted(trainer.series.items()) if len(series) > 3}
     returns = [(row["time"], row["episode/return"]) for row in rows if "episode/return" in row]
     quarter = [round(statistics.mean(part or [0.0]), 2) for part in quarters(returns)]
-    saved = checkpoints.load_latest(folder.path).step
-    checks = {  # what was measured, and whether it is as it should be
+    return {
         "kills": (kills, any(kills.values()) or not options.kill_seconds),
         "actors replaced": (restarts["actor"], restarts["actor"] <= kills["actor"]),
+        "learners replaced": (restarts["learner"], restarts["learner"] <= kills["learner"]),
         "victims not back": (int(bool(trainer.pending)), not trainer.pending),
         "seconds between updates": (round(trainer.longest_gap, 1), trainer.longest_gap <= options.patience),
         "unrolls learned twice": (ledger.repeated, not ledger.repeated),
@@ -314,20 +337,24 @@ def main(options: Options) -> dict[str, Any]:
         "steps of the last checkpoint": (saved, saved == ledger.steps),
         "processes left": (left, not left),
         "return by quarter": (quarter, quarter[3] > quarter[0] and quarter[3] > 0.95 * max(quarter[1:3])),
-        **{f"growth of {name}": (figures, not grows(name, figures)) for name, figures in grown.items()},
     }
-    return {
-        "run": str(folder),
-        "core": options.core,
-        "learners": options.learners,
-        "minutes": round(seconds / 60, 1),
-        "frames": trainer.frames,
-        "frames_per_second": round(trainer.frames / seconds),
-        "unrolls": len(ledger.seen),
-        "seconds_until_back": {kind: summary(times) for kind, times in trainer.seconds_until_back.items()},
-        **{name: value for name, (value, _) in checks.items()},
-        "failed": [name for name, (_, holds) in checks.items() if not holds],
-    }
+
+
+def growth_checks(series: dict[str, Series]) -> Checks:
+    """The growth of each series that is long enough.
+
+    Others are processes that were there for a moment. That of the driver has a value of every sample, so it is short
+    only if the run was.
+    """
+    checks: Checks = {}
+    for name, values in sorted(series.items()):
+        if len(values) > SHORT:
+            figures = growth(values)
+            checks[f"growth of {name}"] = figures, not grows(name, figures)
+    samples = len(series.get("memory_mb/driver", ()))
+    if samples <= SHORT:
+        checks["growth: too short"] = samples, False
+    return checks
 
 
 if __name__ == "__main__":

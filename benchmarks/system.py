@@ -24,7 +24,7 @@ from typing import Any
 
 from agent import Trajectory
 from agent.core import concatenate_states
-from benchmarks.common import cpu_seconds, in_turns, local_ray, make_config, rounded, run
+from benchmarks.common import cpu_seconds, in_turns, local_ray, make_config, require_least, rounded, run
 from envs import make_vector
 from learner.config import ReplayConfig
 from storage.run import Run
@@ -143,6 +143,8 @@ def start(config: RunConfig, actors: int, learners: int, stack: ExitStack, local
 
 def main(options: Options) -> dict[str, Any]:
     """Measures and returns the figures."""
+    require_least("turns", options.turns, 1)
+    require_least("updates", options.updates, 1)
     config = make_config(options.preset, options.core, options.env, replay=ReplayConfig())
     with local_ray(sum(options.actors) * len(options.learners) + sum(options.learners) + 1):
         from learner.group import LearnerGroup

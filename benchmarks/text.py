@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from benchmarks.common import markdown, run
+from benchmarks.common import markdown, require_least, require_some, run
 from commands import main as compressive
 from reports.comparison import read_run
 from sequences.text.config import TextConfig, make_preset
@@ -122,6 +122,9 @@ def compressors(corpus: Corpus) -> dict[str, float]:
 
 def main(options: Options) -> dict[str, Any]:
     """Trains, measures, and returns the figures."""
+    require_some("seeds", options.seeds)
+    if options.steps is not None:
+        require_least("steps", options.steps, 1)
     folder = options.out / time.strftime("%Y%m%d-%H%M%S")
     configs = variants(options)
     names: dict[str, str] = {}  # the variant of each trial

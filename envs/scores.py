@@ -1,7 +1,7 @@
 """Reference scores: of people and random actions on DMLab-30, of an oracle and random actions where measured.
 
-Those of DMLab-30 are in `dmlab30.py`; those of the re-created level come from `python -m benchmarks.environment
---episodes 16384`; those of diagnostic tasks follow from their rules.
+Those of DMLab-30 are in `dmlab30.py`; those of the re-created level come from `python -m benchmarks.environment`, see
+`MEASURED`; those of diagnostic tasks follow from their rules.
 """
 
 from collections.abc import Mapping
@@ -40,7 +40,13 @@ MEASURED: dict[str, dict[str, float]] = {
 }
 """Measured score per episode by variant: of the oracle (64 episodes, all equal; small-recall and -long: 8192 episodes,
 standard errors 0.3 and 0.2; transfer: 256, 0.08) and of uniform random actions (65536 episodes of "full", standard
-error 0.03; 32768 of the others, 0.03 to 0.12)."""
+error 0.03; 32768 of the others, 0.03 to 0.12).
+
+    python -m benchmarks.environment --specs --levels full --episodes 65536
+    python -m benchmarks.environment --specs --levels small-recall small-recall-long --episodes 32768 \
+        --oracle-episodes 8192
+    python -m benchmarks.environment --specs --levels transfer --episodes 32768 --oracle-episodes 256
+"""
 
 
 def reference_scores(spec: str) -> dict[str, float | None]:

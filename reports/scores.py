@@ -6,12 +6,12 @@ So runs of several machines, days and people stand in one table, of which only t
 
 import json
 import math
+import statistics
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 
 from agent.core import is_custom
@@ -37,8 +37,10 @@ MOST = 2**63 - 1
 SHOWN = 3
 """Settings that are named where two variants differ in more."""
 ROWS = 16
-STEPS = 20
-"""Environments that act together, and steps, when the time of acting is measured."""
+STEPS = 64
+"""Environments that act together, and the fewest steps of a turn, when the time of acting is measured."""
+TURNS = 3
+"""Measurements of each network, of which the median counts."""
 
 
 class Score(NamedTuple):
@@ -52,7 +54,9 @@ class Score(NamedTuple):
         of its training.
     normalised: the score in percent of the best known.
     finished: whether it was evaluated. share: how much of its training is over.
-    learning, acting: steps a second. state_bytes: of the memory of one environment.
+    learning: steps a second of the whole run.
+    acting: steps a second of its network alone, see `acting_speeds`.
+    state_bytes: of the memory of one environment.
     """
 
     task: str
@@ -79,12 +83,14 @@ class Score(NamedTuple):
 def scores_of(runs: Sequence[FinishedRun]) -> list[Score]:
     """The rows of agents' runs, which may be unfinished (`read_run(live=True)`); measures the speed of acting."""
     names = label([run.config for run in runs])
-    costs: dict[str, tuple[float, int]] = {}
+    configs: dict[str, RunConfig] = {}  # of the first run of each variant
+    for run, variant in zip(runs, names):
+        configs.setdefault(variant, run.config)
+    speeds = dict(zip(configs, acting_speeds(list(configs.values()))))
+
     found = []
     for run, variant in zip(runs, names):
-        if variant not in costs:
-            costs[variant] = acting_speed(run.config), bytes_of_state(run.config.core_config)
-        found.append(_score(run, variant, *costs[variant]))
+        found.append(_score(run, variant, speeds[variant], bytes_of_state(configs[variant].core_config)))
     return found
 
 
@@ -154,25 +160,51 @@ def _completed(settings: Json) -> Json:
     return defaults | settings
 
 
-def acting_speed(config: RunConfig) -> float:
-    """Steps a second when acting: of a run's network alone, on one core, 16 rows at a time."""
+def acting_speeds(configs: Sequence[RunConfig]) -> list[float]:
+    """Steps a second when acting: of each run's network alone, on one core, 16 rows at a time.
+
+    The networks take turns, so that other load on the machine affects all of them alike, and the median turn counts.
+    The clock is the CPU time of this thread, which stands still while another program has the core.
+    """
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        with torch.random.fork_rng([]), torch.no_grad():
-            agent = make_agent(config).alone().eval()
-            observation = agent.blank(ROWS)
-            action = agent.distribution.none(ROWS)[:, None]
-            reset = torch.zeros(ROWS, 1, dtype=torch.bool)
-            state = agent.with_cache(agent.initial_state(ROWS))
-            times = []
-            for _ in range(2 * STEPS):
-                begin = time.perf_counter()
-                state = agent(observation, action, torch.zeros(ROWS, 1), reset, state).state
-                times.append(time.perf_counter() - begin)
-        return ROWS / float(np.median(times[STEPS:]))
+        with torch.random.fork_rng([]):
+            turns = [_turn_of(config) for config in configs]
+            for turn in turns:
+                turn()  # fills the memory
+            speeds: list[list[float]] = [[] for _ in turns]
+            for _ in range(TURNS):
+                for of_network, turn in zip(speeds, turns):
+                    of_network.append(turn())
+        return [statistics.median(of_network) for of_network in speeds]
     finally:
         torch.set_num_threads(threads)
+
+
+def _turn_of(config: RunConfig) -> Callable[[], float]:
+    """A function that acts for some steps, and returns the steps a second.
+
+    It acts in whole segments: their last steps, which move the segment to memory, cost more than the others.
+    """
+    agent = make_agent(config).alone().eval()
+    observation = agent.blank(ROWS)
+    action = agent.distribution.none(ROWS)[:, None]
+    reward = torch.zeros(ROWS, 1)
+    reset = torch.zeros(ROWS, 1, dtype=torch.bool)
+    state = agent.with_cache(agent.initial_state(ROWS))
+    segment: int = getattr(config.core_config, "segment_size", 1)
+    steps = segment * math.ceil(STEPS / segment)
+
+    @torch.no_grad()
+    def turn() -> float:
+        nonlocal state
+        begin = time.thread_time()
+        for _ in range(steps):
+            state = agent(observation, action, reward, reset, state).state
+        return ROWS * steps / (time.thread_time() - begin)
+
+    return turn
 
 
 def as_json(scores: Iterable[Score]) -> str:

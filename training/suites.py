@@ -18,8 +18,8 @@ class Task(NamedTuple):
     frames: for how long.
     eval_env: where they are evaluated, if not there.
     greedy: whether evaluations take the most probable actions.
-    unroll: steps of an unroll, a multiple of 16; None for those of the preset. There are as many fewer rows, so that
-        an update is made of about as many steps.
+    unroll: steps of an unroll, a multiple of 16; None for those of the preset. There are as many fewer whole rows as
+        keep an update within the preset's number of steps: four rows of 64 steps are all 256, one row of 176 is fewer.
     options: other options of the training.
     """
 
@@ -40,7 +40,7 @@ class Task(NamedTuple):
         if self.greedy:
             words.append("--eval-greedy")
         if self.unroll:
-            # An update has as many steps as with the preset's own unrolls, and a batch has the rows of two updates.
+            # An update has at most as many steps as with the preset's own unrolls; a batch has the rows of two updates.
             rows_per_update = max(1, STEPS_PER_UPDATE // self.unroll)
             rows_of_batch = 2 * rows_per_update
             words += ["--actors.unroll-length", str(self.unroll)]

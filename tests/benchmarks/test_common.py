@@ -1,4 +1,4 @@
-"""The shared measurements: medians in turns, and processes with their memory and CPU time."""
+"""What benchmarks share: medians in turns, processes with their memory and CPU time, and options that are refused."""
 
 import functools
 import itertools
@@ -6,11 +6,16 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from benchmarks import balanced, causes, common, cores, mutation, recall, text
 from benchmarks.common import cpu_seconds, family, in_turns, marked
+from storage.errors import UserError
 
 BUSY = "import time\nwhile time.process_time() < .3: pass\ntime.sleep(60)"
 PARENT = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {BUSY!r}])"
@@ -57,3 +62,56 @@ def test_family_has_descendants_their_memory_and_cpu_time() -> None:
         child.kill()
         child.wait()
     assert not before[child.pid].handle.is_running()
+
+
+@dataclass
+class NoOptions:
+    """A benchmark without options."""
+
+
+@pytest.mark.parametrize("error", [ValueError, FileNotFoundError, UserError])
+def test_what_a_user_can_correct_is_one_line(error: type[Exception], monkeypatch: pytest.MonkeyPatch) -> None:
+    def measure(_: NoOptions) -> dict[str, Any]:
+        raise error("--turns: expected at least 1, got 0")
+
+    monkeypatch.setattr(sys, "argv", ["cores.py"])
+    with pytest.raises(SystemExit) as ended:
+        common.run(measure, NoOptions)
+    assert ended.value.code == "--turns: expected at least 1, got 0"
+
+
+def test_a_figure_that_is_no_number_is_not_printed_as_json(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["cores.py"])
+    with pytest.raises(SystemExit) as ended:
+        common.run(lambda _: {"mean": float("nan")}, NoOptions)
+    assert "not a number" in str(ended.value.code)
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert '"mean": NaN' in printed.err
+
+
+@pytest.mark.parametrize(
+    ("measure", "words"),
+    [
+        (lambda: in_turns({}, 1.0, turns=0), "--turns: expected at least 1, got 0"),
+        (lambda: cores.measure(cores.Options(cores=("gru",), turns=0)), "--turns: expected at least 1, got 0"),
+        (lambda: recall.main(recall.Options("x", variants=("nope",))), "--variants: expected one of .*, got 'nope'"),
+        (lambda: recall.main(recall.Options("x", variants=())), "--variants: expected one value or more, got none"),
+        (lambda: recall.main(recall.Options("x", seeds=())), "--seeds: expected one value or more, got none"),
+        (lambda: recall.main(recall.Options("x", processes=0)), "--processes: expected at least 1, got 0"),
+        (lambda: causes.measure(causes.Options(())), "--runs: expected one value or more, got none"),
+        (lambda: causes.measure(causes.Options((Path("x"),), episodes=0)), "--episodes: expected at least 1, got 0"),
+        (lambda: balanced.main(balanced.Options(measured=1)), "--measured: expected at least 2, got 1"),
+        (
+            lambda: mutation.measure(mutation.Options(count=0), Path(), {}, {}),
+            "--count: expected at least 1, got 0",
+        ),
+        (lambda: text.main(text.Options(seeds=())), "--seeds: expected one value or more, got none"),
+        (lambda: text.main(text.Options(steps=0)), "--steps: expected at least 1, got 0"),
+    ],
+)
+def test_options_without_a_result_are_refused_before_the_work(measure: Callable[[], object], words: str) -> None:
+    with pytest.raises(ValueError, match=f"^{words}$"):
+        measure()

@@ -4,10 +4,11 @@ import bz2
 import functools
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from agent.core import LSTMConfig
-from benchmarks import peers
+from benchmarks import cubes, digests, exported, peers
 from benchmarks.common import marked
 from benchmarks.text import TABLE_5, Options, compressors, variants
 from sequences.text.corpora import load
@@ -86,3 +87,58 @@ def test_others_are_measured_and_ended_with_all_that_they_started(
 def test_every_other_system_has_a_half() -> None:
     halves = {path.stem for path in (Path(peers.__file__).parent / "foreign").glob("*.py")}
     assert halves == {"level", "rllib", "sample_factory", "ppo_trxl"}
+
+
+def test_exported_agents_step_in_both_orders_and_the_median_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a made-up clock the steps that warm up take a minute each."""
+    now = 0.0
+    order: list[str] = []
+
+    def call(name: str, seconds: float) -> str:
+        nonlocal now
+        now += 60.0 if order.count(name) < exported.WARM_UP else seconds
+        order.append(name)
+        return f"result of {name}"
+
+    monkeypatch.setattr(exported.time, "process_time", lambda: now)
+    calls = {
+        "torch": functools.partial(call, "torch", 0.003),
+        "onnxruntime": functools.partial(call, "onnxruntime", 0.001),
+    }
+    seconds: dict[str, list[float]] = {name: [] for name in calls}
+    for step in range(exported.WARM_UP + 3):
+        found = exported.timed(calls, step, seconds)
+        assert found == {name: f"result of {name}" for name in calls}
+    assert order[:4] == ["torch", "onnxruntime", "onnxruntime", "torch"]
+    assert {name: exported.milliseconds(of_name) for name, of_name in seconds.items()} == {
+        "torch": 3.0,
+        "onnxruntime": 1.0,
+    }
+
+
+def test_too_few_steps_of_exported_agents_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"^--steps: expected at least 11, got 0$"):
+        exported.measure(exported.Options(steps=0))
+    with pytest.raises(ValueError, match=r"^--rows: expected one value or more, got none$"):
+        exported.measure(exported.Options(rows=()))
+
+
+def test_digests_of_no_run_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"^--only: expected a part of one of agent compressive; .*, got 'nope'$"):
+        digests.measure(digests.Options(only="nope"))
+    with pytest.raises(ValueError, match=r"^--only: "):  # there without Ray
+        digests.measure(digests.Options(only="2 learners", ray=False))
+
+
+def test_targets_of_whole_episodes_are_counted_by_cell() -> None:
+    """The oracle takes all five targets of an episode of each of 64 environments."""
+    found = cubes.measure(cubes.Options(targets=1))["oracle"]
+    assert (found["targets"], found["episodes"], found["share"]) == (5 * 64, 64, 1.0)
+    assert np.array(found["targets by cell"]).sum() == 5 * 64
+    assert set(np.ravel(found["by cell"])) == {1.0}
+
+
+def test_a_cell_without_a_target_has_no_share() -> None:
+    assert cubes.shares(np.array([[4, 0], [3, 1]]), np.array([[3, 0], [1, 0]])) == [[0.75, None], [0.33, 0.0]]
+    with pytest.raises(ValueError, match=r"^--targets: expected at least 1, got 0$"):
+        cubes.measure(cubes.Options(targets=0))

@@ -1,12 +1,16 @@
 """The checks of the endurance benchmarks: each fault that they look for is found, and nothing else."""
 
+import random
+from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
 
-from benchmarks.kill_driver import unreadable
-from benchmarks.soak import Ledger, grows, growth, quarters
+from benchmarks.kill_driver import Options as KillOptions
+from benchmarks.kill_driver import Victim, unreadable
+from benchmarks.soak import Ledger, Options, checks_of, grows, growth, growth_checks, quarters
 from storage import checkpoints
 from tests.actors.counting import make_counting_actor
 
@@ -76,3 +80,63 @@ def test_each_unreadable_checkpoint_is_found(tmp_path: Path) -> None:
     (reason,) = unreadable(tmp_path)
     assert "000000000001" in reason
     assert "0 bytes" in reason
+
+
+def make_trainer(**fields: Any) -> Any:
+    """What `checks_of` reads of a trainer after a run without a fault, except for some fields."""
+    sound: dict[str, Any] = {
+        "options": Options(),
+        "ledger": Ledger(steps=40, episodes_at={10: 0, 20: 1, 30: 2, 40: 3}),
+        "kills": {"actor": 2, "learner": 1},
+        "restarts": {"actor": 2, "learner": 1},
+        "pending": None,
+        "longest_gap": 1.0,
+        "learner": SimpleNamespace(steps=40),
+        "action_repeat": 4,
+    }
+    return SimpleNamespace(**(sound | fields))
+
+
+def rows_of_metrics() -> list[dict[str, Any]]:
+    rows = []
+    for number in range(1, 5):
+        step = 10 * number
+        row = {"step": step, "time": float(step), "learner/frames": 4 * step, "episode/count": number - 1}
+        rows.append(row | {"episode/return": float(number)})
+    return rows
+
+
+def failed(trainer: Any, rows: list[dict[str, Any]], saved: int = 40, left: int = 0) -> list[str]:
+    return [name for name, (_, holds) in checks_of(trainer, rows, saved, left).items() if not holds]
+
+
+def test_checks_of_a_sound_run_hold_and_each_fault_fails() -> None:
+    rows = rows_of_metrics()
+    assert failed(make_trainer(), rows) == []
+    assert failed(make_trainer(kills={"actor": 0, "learner": 0}, restarts={"actor": 0, "learner": 0}), rows) == [
+        "kills"
+    ]
+    assert failed(make_trainer(restarts={"actor": 3, "learner": 1}), rows) == ["actors replaced"]
+    assert failed(make_trainer(restarts={"actor": 2, "learner": 2}), rows) == ["learners replaced"]
+    assert failed(make_trainer(pending=("actor", 0.0, 0)), rows) == ["victims not back"]
+    assert failed(make_trainer(longest_gap=121.0), rows) == ["seconds between updates"]
+    assert failed(make_trainer(learner=SimpleNamespace(steps=41)), rows) == ["updates with other steps"]
+    assert failed(make_trainer(), [*rows, rows[-1]]) == ["rows of metrics"]
+    assert failed(make_trainer(), rows, saved=30) == ["steps of the last checkpoint"]
+    assert failed(make_trainer(), rows, left=1) == ["processes left"]
+
+
+def test_growth_of_too_few_samples_fails() -> None:
+    """Processes that were there for a moment are left out."""
+    steady = [(10.0 * sample, 100.0) for sample in range(4)]
+    found = growth_checks({"memory_mb/driver": steady, "memory_mb/sh": steady[:1]})
+    assert found == {"growth of memory_mb/driver": ({"first_quarter": 100.0, "last_quarter": 100.0}, True)}
+    assert growth_checks({"memory_mb/driver": steady[:3]}) == {"growth: too short": (3, False)}
+    assert growth_checks({}) == {"growth: too short": (0, False)}
+
+
+def test_phases_that_were_aimed_at_and_not_hit_are_missed(tmp_path: Path) -> None:
+    victim = Victim(tmp_path / "run", True, KillOptions(), random.Random(0))
+    victim.aimed = Counter({"start": 1, "checkpoint": 2})
+    victim.hit = Counter({"start": 2, "learning": 1})
+    assert victim.missed() == ["checkpoint"]

@@ -2,10 +2,11 @@
 
 import dataclasses
 import math
+from typing import Any
 
 import pytest
 
-from benchmarks.scaling import Loop, Options, measure_networks
+from benchmarks.scaling import Loop, Options, main, measure_networks
 from commands.parsing import parse_train
 
 SIZES = {"unroll_steps": 500, "unroll_bytes": 10_000_000, "batch_unrolls": 8, "weight_bytes": 30_000_000}
@@ -41,12 +42,14 @@ def test_the_driver_and_the_network_bound_the_rate() -> None:
     # Without costs the rate grows with the GPUs.
     free = dataclasses.replace(LOOP, **dict.fromkeys(COSTS, 0.0), network=math.inf)
     assert free.steps_per_second(64) == pytest.approx(64 * free.steps_per_second(1))
+    assert free.gpus_at_half() is None
 
     # With them the driver limits it.
     rates = [LOOP.steps_per_second(gpus) for gpus in (1, 2, 8, 64, 10_000)]
     assert rates == sorted(rates)
     assert rates[-1] < LOOP.unroll_steps / LOOP.request_seconds
     gpus = LOOP.gpus_at_half()
+    assert gpus is not None
     assert LOOP.gpu_busy(gpus) <= 0.5 < LOOP.gpu_busy(gpus - 1)
 
     # In a slow network, which is then in use all of the time.
@@ -83,3 +86,9 @@ def test_a_step_with_several_columns_of_actions_is_one_step() -> None:
     unroll, measured = measure_networks(config, seconds=0.01)
     assert unroll.action.shape[2] > 1
     assert measured["unroll_steps"] == 2 * 16
+
+
+@pytest.mark.parametrize(("options", "words"), [({"gpus": (8, 0)}, "gpus"), ({"node_gpus": 0}, "node-gpus")])
+def test_no_gpus_are_refused_before_the_work(options: dict[str, Any], words: str) -> None:
+    with pytest.raises(ValueError, match=f"^--{words}: expected at least 1, got 0$"):
+        main(Options(**options))

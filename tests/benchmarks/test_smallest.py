@@ -1,6 +1,7 @@
 """Every benchmark runs from its command line to its JSON object with the smallest sizes that it accepts."""
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -21,13 +22,13 @@ SMALLEST = {
     "density": "storage",
     "digests": "--no-ray --only lstm",
     "environment": "--seconds 0.01 --specs rooms:small gym:tests.envs.odd:Many --levels small --episodes 8",
-    "exported": "--steps 3 --rows 2 --cores gru compressive",
+    "exported": "--steps 12 --rows 2 --cores gru compressive",
     "fidelity": "--traces {folder}/traces.csv",
     "kill_driver": "--kills 2",
     "oracle": "--episodes 2",
     "peers": "--rllib {folder}/python --sample-factory {folder}/python --ppo-trxl {folder}/python "
     "--ppo-trxl-python {folder}/python --envs 2 --unroll-length 16 --batch 64 --turns 1 --seconds 1 --warm-up 0",
-    "reach": "--table {folder}/reach.csv --plot {folder}/reach.svg",
+    "reach": "--plot {folder}/reach.svg",
     "recall": "{folder}/recall --seeds 0 --updates 2 --processes 1",
     "resident": "--device cpu --preset cpu --env rooms:small --envs 64 --seconds 0.01 --check-steps 2",
     "scaling": "--presets cpu --gpus 1 --seconds 0.1",
@@ -35,7 +36,7 @@ SMALLEST = {
     "system": "--seconds 0.2 --actors 1 --learners 1 2 --turns 1 --updates 1",
     "text": "--corpus folder --path {folder}/corpus --tokens bytes --seeds 0 --steps 1 --out {folder}/text",
 }
-TOO_SHORT = {"return by quarter"}
+TOO_SHORT = {"return by quarter", "growth: too short"}
 """Checks of the endurance benchmarks that need more time than a test has."""
 PYTHON = """#!/bin/sh
 steps=0; while :; do steps=$((steps + 64)); echo "{\\"steps\\": $steps}"; sleep 0.1; done
@@ -63,6 +64,22 @@ def test_every_benchmark_runs_with_its_smallest_sizes(name: str, tmp_path: Path)
     assert set(printed.get("failed", ())) <= TOO_SHORT, ended.stderr
 
 
+def test_make_bench_runs_what_measures_speed_with_its_defaults() -> None:
+    """Others measure something else, need a GPU or programs of their own, or write files."""
+    listed = subprocess.run(
+        ["make", "--dry-run", "--assume-old=venv", "bench"], cwd=ROOT, capture_output=True, text=True
+    )
+    (names,) = re.findall(r"for name in (.*?);", listed.stdout)
+    assert sorted(names.split()) == ["core", "cores", "environment", "scaling", "system"]
+
+
 def test_no_benchmark_is_left_out() -> None:
     found = {path.stem for path in (ROOT / "benchmarks").glob("*.py")}
     assert found == set(SMALLEST) | {"common", "fidelity_frames", "mutation"}
+
+
+def test_the_page_of_benchmarks_lists_each_of_them() -> None:
+    page = (ROOT / "docs/benchmarks.md").read_text()
+    listed = re.findall(r"^\| `(\w+)` \|", page, re.MULTILINE)
+    there = {path.stem for path in (ROOT / "benchmarks").glob("*.py")}
+    assert sorted(listed) == sorted(there - {"common", "fidelity_frames"})

@@ -6,6 +6,7 @@ import json
 import math
 import os
 import re
+import time
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import torch
 from rich.console import Console
 
 import envs
+from agent import Agent
 from commands import compare
 from commands.compare import _cost, _folder, _read_beside
 from commands.options import CompareOptions
@@ -22,7 +24,7 @@ from reports.comparison import Estimate, read_run
 from reports.overview import read_entry
 from reports.scoreboard import Scoreboard, as_files, as_table, write_scoreboard
 from reports.scoreboard import scoreboard as board_of
-from reports.scores import Score, acting_speed, as_json, joined, planned, read_scores, scores_of, settings_of
+from reports.scores import Score, acting_speeds, as_json, joined, planned, read_scores, scores_of, settings_of
 from storage.errors import UserError
 from storage.run import Run
 from tests.commands.cli import Commands, run
@@ -629,14 +631,36 @@ def test_the_table_of_a_sweep_has_the_scores_of_files(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("env", [SHORT, "rooms:small", "gym:tests.envs.odd:Many-v0"])
 def test_acting_is_measured_for_any_observation(env: str) -> None:
-    assert acting_speed(parse_train("launch", ["--preset", "general", "--env", env]).config) > 100
+    (speed,) = acting_speeds([parse_train("launch", ["--preset", "general", "--env", env]).config])
+    assert speed > 100
+
+
+def test_acting_is_measured_in_turns_of_whole_segments(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A step takes a second of a made-up clock, and 17 where a segment ends; in the last turn everything is slower."""
+    made = []
+    seconds = 0.0
+    forward = Agent.forward
+
+    def counted(self: Agent, *arguments: Any, **words: Any) -> Any:
+        nonlocal seconds
+        made.append(type(self.core).__name__)
+        steps_of_core = made.count(made[-1])
+        seconds += 17.0 if steps_of_core % 16 == 0 else 1.0
+        seconds += 100.0 if steps_of_core > 3 * 64 else 0.0
+        return forward(self, *arguments, **words)
+
+    monkeypatch.setattr(Agent, "forward", counted)
+    monkeypatch.setattr(time, "thread_time", lambda: seconds)
+    speeds = acting_speeds([make_preset("general", "compressive"), make_preset("general", "gru")])
+    assert speeds == [16 / 2, 16 / 2]
+    assert len([name for name, _ in itertools.groupby(made)]) == 2 * (1 + 3)
 
 
 def test_acting_is_measured_on_one_core_and_the_others_are_given_back() -> None:
     before = torch.get_num_threads()
     torch.set_num_threads(before + 1)
     try:
-        acting_speed(make_preset("general", "gru"))
+        acting_speeds([make_preset("general", "gru")])
         assert torch.get_num_threads() == before + 1
     finally:
         torch.set_num_threads(before)
