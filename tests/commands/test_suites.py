@@ -426,7 +426,7 @@ def test_settings_that_a_file_does_not_know_have_their_defaults(core: str, tmp_p
     assert second.settings == {"agent.core.name": "gone"}
 
 
-def test_settings_that_were_the_same_for_all_tasks_may_differ_between_them(tmp_path: Path) -> None:
+def test_settings_that_all_tasks_had_alike_may_differ(tmp_path: Path) -> None:
     """A file that was written when all tasks had one discount stands for agents trained with it on each task."""
     settings, of_task = settings_of(make_preset("general", "gru"))
     before = settings | {"learner.discount": 0.9, "actors.num_actors": 1}
