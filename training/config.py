@@ -198,10 +198,23 @@ class RunConfig(Checked):
         self._check_unrolls()
         self._check_replay()
         self._check_learners()
-        # An error here if a stage is not written as it should be.
-        environments = self.environments
+        self._check_environments()
         if self.resident:
-            self._check_resident_actors(environments)
+            self._check_resident_actors(self.environments)
+
+    def _check_environments(self) -> None:
+        """Stages and environments are written as they should be. Whether there are such environments is seen later."""
+        from envs import tasks  # here, because it imports the spaces of all kinds of environments
+
+        *before, env = self.environments
+        named = [("env", env), *(("stages", each) for each in before)]
+        if self.eval_env is not None:
+            named.append(("eval_env", self.eval_env))
+        for name, spec in named:
+            try:
+                tasks(spec)
+            except ValueError as error:
+                raise ValueError(f"{name}: {error}") from error
 
     def _check_url(self) -> None:
         url = self.checkpoint_url
@@ -275,7 +288,7 @@ class RunConfig(Checked):
 
     def _check_resident_actors(self, environments: tuple[str, ...]) -> None:
         """They act together in one task, and a batch has the unrolls of equally many of them."""
-        from envs import tasks  # here, because it imports gymnasium
+        from envs import tasks  # here, see `_check_environments`
 
         most_tasks = max(len(tasks(env)) for env in environments)
         if most_tasks > 1:

@@ -186,7 +186,7 @@ def edit(tree: Any, path: str, value: Any) -> None:
 CONFIGS: list[tuple[str, Any, str]] = [
     ("agent core name", ["lstm"], "core: expected a core out of compressive"),
     ("agent core", "lstm", "core: expected an object, got 'lstm'"),
-    ("agent core new_field", 1, "config.agent.core: expected fields of this version: "),
+    ("agent core new_field", 1, "config.agent.core.new_field: unknown field; written by another version?"),
     ("learner", DEEP, "config.learner: expected an object"),
     ("learner entropy_cost", float("inf"), "learner.entropy_cost: expected a finite number"),
     ("env", 7, "config.env: expected text, got 7"),
@@ -210,6 +210,8 @@ def test_a_configuration_that_is_damaged_or_of_another_version(copied: Copied, c
 
     # Other text.
     for text, words in {
+    ("agent core memory_sise", 1, "config.agent.core.memory_sise: unknown field; perhaps memory_size; written by"),
+    ("eval_env", "zzz", "config.eval_env: environment 'zzz': expected 'kind:name'"),
         "\0\xff": "expected JSON",
         "[]": "expected an object, got []",
         '{"agent": ' + "[" * 100_000 + "]" * 100_000 + "}": "expected JSON",
