@@ -3,12 +3,13 @@
 import contextlib
 import dataclasses
 import io
+import operator
 import re
 import shlex
 import sys
 import types
 import typing
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from fractions import Fraction
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
@@ -298,11 +299,91 @@ def parse_launch(words: Sequence[str]) -> LaunchOptions:
     if not _is_given("core", words):
         with user_errors():
             require_core(options, options.allow)
+class _Need(NamedTuple):
+    """Options that have an effect only under a condition.
+
+    `names`: of their fields; one that ends with "*" stands for all that begin so. `missing`: what they have no effect
+    with or without.
+    """
+
+    names: tuple[str, ...]
+    is_met: Callable[[LaunchOptions], bool]
+    missing: str
+
+
+NEEDS = (
+    _Need(
+        ("learner.schedule_start", "schedule_frames"),
+        lambda options: options.has_schedule,
+        "without a schedule: --learner.learning-rate-schedule linear, --learner.entropy-cost-end or "
+        "--learner.teacher-cost-end",
+    ),
+    _Need(("learner.popart_rate",), lambda options: options.learner.popart, "without --learner.popart"),
+    _Need(
+        ("learner.rmsprop_*",),
+        lambda options: options.learner.optimizer == "rmsprop",
+        "without --learner.optimizer rmsprop",
+    ),
+    _Need(("learner.adam_*",), lambda options: options.learner.optimizer == "adam", "without --learner.optimizer adam"),
+    _Need(
+        ("replay.unrolls", "replay.burn_in"), lambda options: options.replay.share > 0, "without --replay.share above 0"
+    ),
+    _Need(
+        ("agent.reconstruction_height",),
+        lambda options: options.agent.reconstruction_cost > 0,
+        "without --agent.reconstruction-cost above 0",
+    ),
+    _Need(
+        ("agent.prediction_steps",),
+        lambda options: options.agent.prediction_cost > 0,
+        "without --agent.prediction-cost above 0",
+    ),
+    _Need(
+        ("learner_placement", "learner_labels"),
+        lambda options: options.learners > 1,
+        "without several learners (--learners)",
+    ),
+    _Need(("skip_missing_levels",), lambda options: options.resume is None, "with --resume"),
+    _Need(
+        ("skip_missing_levels",),
+        lambda options: re.search(r"(^|,)dmlab:", options.env) is not None,
+        "without levels of DeepMind Lab in --env",
+    ),
+    _Need(("local",), lambda options: not options.resident, "with --resident"),
+    _Need(("actors.stagger",), lambda options: not options.resident, "with --resident"),
+)
+"""What options need to have an effect."""
+
+
+def _require_effect(options: LaunchOptions, words: Sequence[str]) -> None:
+    """Raises a UserError for an option that was typed and has no effect beside the others.
+
+    Those that a preset has are no mistake, and neither are values that turn off what is off, such as none.
+    """
+    typed = [_option(word) for word in words if word.startswith("--")]
+    for need in NEEDS:
+        if need.is_met(options):
+            continue
+        for option in typed:
+            name = option.removeprefix("--").replace("-", "_")
+            is_meant = any(_is_named(name, pattern) for pattern in need.names)
+            if is_meant and operator.attrgetter(name)(options):
+                raise UserError(f"{option}: has no effect {need.missing}")
+
+
+def _is_named(name: str, pattern: str) -> bool:
+    """Whether a name is one of `_Need.names`, or is meant by it."""
+    if pattern.endswith("*"):
+        return name.startswith(pattern[:-1])
+    return name == pattern
+
+
     if other := options.resume or options.like:
         _require_allowed(options, other, words)
     return options
 
 
+    _require_effect(options, words)
 def _require_no_cluster(options: LaunchOptions, words: Sequence[str]) -> None:
     """Raises a UserError for an option that has no effect in one process."""
     mode = "--resident"

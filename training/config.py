@@ -325,6 +325,13 @@ class RunConfig(Checked):
         return self.schedule_frames or self.frames
 
     @property
+    @property
+    def has_schedule(self) -> bool:
+        """Whether the learning rate, the entropy cost or the teacher's cost changes in the run."""
+        learner = self.learner
+        ends = (learner.entropy_cost_end, learner.teacher_cost_end)
+        return learner.learning_rate_schedule != "constant" or any(end is not None for end in ends)
+
     def environments(self) -> tuple[str, ...]:
         """The environments of all stages; the last is `env`."""
         return (*(read_stage(stage).env for stage in self.stages), self.env)

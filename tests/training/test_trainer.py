@@ -36,6 +36,7 @@ from training.evaluation import make_evaluator
 from training.factories import episode_stream, make_actor, make_agent
 from training.feeds import LocalFeed
 from training.plain import to_plain
+from training.schedules import describe_jump
 from training.signals import stop_on_signals
 from training.trainer import Trainer, train_agent
 
@@ -172,11 +173,11 @@ def test_a_run_that_has_passed_its_new_frames_is_finished(tmp_path: Path) -> Non
     """Its last row of metrics may be of an earlier update."""
     config = dataclasses.replace(CONFIG, log_every=3)
     frames = train(config, tmp_path, 4).frames
-    last = read_metrics(tmp_path)[-1]["learner/frames"]
     file = Run(tmp_path).metrics_file
     *others, of_the_stop = file.read_text().splitlines(keepends=True)
     assert json.loads(of_the_stop)["learner/frames"] == frames
     file.write_text("".join(others))
+    last = read_metrics(tmp_path)[-1]["learner/frames"]
     assert last < frames
     trainer = train(dataclasses.replace(config, frames=int(last) + 1), tmp_path, resume=True)
     assert trainer.frames == frames
@@ -627,6 +628,12 @@ def test_a_resumed_run_says_how_its_learning_rate_jumps(tmp_path: Path, caplog: 
     smaller = dataclasses.replace(kept, learner=dataclasses.replace(LINEAR, entropy_cost_end=0.001))
     Trainer(smaller, Run(tmp_path), local=True).restore()
     assert caplog.messages == ["the entropy cost changes from 0.004 to 0.001"]
+
+    # Without schedules, their end is no reason for another rate.
+    constant = dataclasses.replace(LINEAR, learning_rate_schedule="constant", entropy_cost_end=None)
+    before = dataclasses.replace(config, learner=dataclasses.replace(constant, learning_rate=1e-3))
+    after = dataclasses.replace(longer, learner=dataclasses.replace(constant, learning_rate=1e-2))
+    assert describe_jump(before, after, 320) == "the learning rate changes from 0.001 to 0.01"
 
 
 def test_environments_may_be_spread_from_a_resumption_on(tmp_path: Path) -> None:
