@@ -95,6 +95,8 @@ def parse_command(name: str, words: Sequence[str]) -> tuple[Any, ...]:
         return (parse_launch(words),)
     if name == "compare":
         options, rest = parse(CompareOptions, "compressive compare", words, return_unknown_args=True)
+        if _is_given("from", words) and not options.runs:
+            raise UserError("from: expected folders of runs, got none")
         return options, rest, shlex.join(["compressive", "compare", *words])
     if name in OPTIONS:
         return (parse(OPTIONS[name], f"compressive {name}", words),)
@@ -222,6 +224,12 @@ def _read_resumed(kind: str, run: str) -> Any:
     """The configuration of a run to resume: of its folder, or for agents also of the URL of its checkpoints."""
     if kind == "launch" and is_url(run):
         return read_url(run)
+    found = find_run(run)
+    if found.checkpoint is not None:
+        instead = f"--resume {shlex.quote(str(found.path))}"
+        if kind == "launch":
+            instead += f", or a new run with its weights: --from-run {shlex.quote(run)}"
+        raise UserError(f"resume: {run} is a checkpoint of {found.path}: expected {instead}")
     return read_config(Run(run), CONFIGS[kind])
 
 
@@ -291,14 +299,6 @@ ON_RAY = {
 """Options that have no effect in one process."""
 
 
-def parse_launch(words: Sequence[str]) -> LaunchOptions:
-    """The options of `launch`; see `parse_train`. The code that a run names must be allowed."""
-    options: LaunchOptions = parse_train("launch", words)
-    if options.in_process:
-        _require_no_cluster(options, words)
-    if not _is_given("core", words):
-        with user_errors():
-            require_core(options, options.allow)
 class _Need(NamedTuple):
     """Options that have an effect only under a condition.
 
@@ -378,12 +378,20 @@ def _is_named(name: str, pattern: str) -> bool:
     return name == pattern
 
 
+def parse_launch(words: Sequence[str]) -> LaunchOptions:
+    """The options of `launch`; see `parse_train`. The code that a run names must be allowed."""
+    options: LaunchOptions = parse_train("launch", words)
+    if options.in_process:
+        _require_no_cluster(options, words)
+    _require_effect(options, words)
+    if not _is_given("core", words):
+        with user_errors():
+            require_core(options, options.allow)
     if other := options.resume or options.like:
         _require_allowed(options, other, words)
     return options
 
 
-    _require_effect(options, words)
 def _require_no_cluster(options: LaunchOptions, words: Sequence[str]) -> None:
     """Raises a UserError for an option that has no effect in one process."""
     mode = "--resident"
@@ -419,6 +427,7 @@ def _require_allowed(options: LaunchOptions, run: str, words: Sequence[str]) -> 
 
 def parse(kind: Any, prog: str, words: Sequence[str], **options: Any) -> Any:
     """`tyro.cli` with condensed error messages and abbreviated numbers."""
+    _require_texts(words)
     message = io.StringIO()
     config = (tyro.conf.AvoidSubcommands,)
     try:
@@ -428,7 +437,56 @@ def parse(kind: Any, prog: str, words: Sequence[str], **options: Any) -> Any:
     except SystemExit as stop:
         if not stop.code:
             raise  # --help
-        raise UserError(f"{_condense(message.getvalue(), kind)} (see {prog} --help)") from None
+        problem = _with_words_as_typed(_condense(message.getvalue(), kind), words)
+        raise UserError(f"{problem} (see {prog} --help)") from None
+
+
+EXPECTED = {
+    **dict.fromkeys(("resume", "like", "from-run", "run", "from"), "the folder of a run"),
+    **dict.fromkeys(("env", "eval-env"), "an environment"),
+    **dict.fromkeys(("folder", "out"), "a folder"),
+    **dict.fromkeys(("csv", "video", "beside"), "a file"),
+    **dict.fromkeys(("path", "corpus.path", "output"), "a path"),
+    "ray-address": "an address",
+    "checkpoint-url": "a URL",
+    "allow": "an environment, a core or a URL",
+    "minari": "a name",
+    "": "a folder or a name",
+}
+"""What is expected in place of an empty text, by the name of the option; that of positional arguments is empty."""
+
+
+def _require_texts(words: Sequence[str]) -> None:
+    """Raises a UserError for an empty text where a name is expected, such as --run "$UNSET", and for a text that cannot
+    be the name of a file."""
+    option = ""
+    for word in words:
+        value = word
+        if word.startswith("--"):
+            option, equals, value = word.partition("=")
+            if not equals:
+                continue
+        name = _option(option).removeprefix("--")
+        if name not in EXPECTED:
+            continue
+        expected = f"{option or 'DIR'}: expected {EXPECTED[name]}"
+        if not value:
+            raise UserError(f"{expected}, got an empty text")
+        if re.search(r"[\0\ud800-\udfff]", value):
+            raise UserError(f"{expected} in UTF-8 without NUL, got {value!r}")
+
+
+def _with_words_as_typed(message: str, words: Sequence[str]) -> str:
+    """A message in which tyro may have broken quoted words behind their commas, with these words as they were typed."""
+    for word in words:
+        name, equals, value = word.partition("=")
+        typed = value if equals and name.startswith("--") else word
+        if "," not in typed:
+            continue
+        broken = ", ?".join(re.escape(part) for part in typed.split(","))
+        as_typed = repr(typed)
+        message = re.sub(f"'{broken}'", lambda _, as_typed=as_typed: as_typed, message)  # type: ignore[misc]
+    return message
 
 
 def _require_once(kind: Any, words: Sequence[str]) -> None:
@@ -469,8 +527,13 @@ def _condense(frame: str, kind: Any) -> str:
 
     unknown = re.match(r"Unrecognized options: .*?--([\w.-]+)", message)
     if not unknown:
-        # Without the name of the class of the options.
-        return re.sub(r"^Error parsing (_?[A-Z]\w*: )?", "", message)
+        # Without the name of the class of the options, and fields of a group as options of it.
+        message = re.sub(r"^Error parsing (_?[A-Z]\w*: )?", "", message)
+        group = re.match(r"([a-z][\w.]*): (\w+): expected", message)
+        if not group:
+            return message
+        option = f"--{group[1]}.{group[2]}".replace("_", "-")
+        return f"{option}: expected{message[group.end() :]}"
 
     # Options whose words begin with the letters that were typed, and those that tyro proposes. --lr is matched with
     # "l", the rest of a word, "-" and "r".

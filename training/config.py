@@ -137,7 +137,8 @@ class RunConfig(Checked):
     """Start with the weights of the last readable checkpoint of this run, whose network the new run has; everything
     else starts anew: the optimizer, all other options, --env too, which are those of the preset (but for
     actors.unroll_length, which has to fit the network), and values if a run has another number of tasks (with
-    learner.popart). Observations and actions must be the same."""
+    learner.popart). Observations and actions must be the same. With --like A --from-run B: the options of A and the
+    weights of B, which must have the same network."""
     frames: Positive = 10_000_000
     """Environment frames to train for (agent steps times the action repeat)."""
     schedule_frames: Positive | None = None
@@ -325,13 +326,13 @@ class RunConfig(Checked):
         return self.schedule_frames or self.frames
 
     @property
-    @property
     def has_schedule(self) -> bool:
         """Whether the learning rate, the entropy cost or the teacher's cost changes in the run."""
         learner = self.learner
         ends = (learner.entropy_cost_end, learner.teacher_cost_end)
         return learner.learning_rate_schedule != "constant" or any(end is not None for end in ends)
 
+    @property
     def environments(self) -> tuple[str, ...]:
         """The environments of all stages; the last is `env`."""
         return (*(read_stage(stage).env for stage in self.stages), self.env)

@@ -227,7 +227,6 @@ class Training(ABC):
         self.run.write_config(to_plain(self.config))
         try:
             yield
-
         except Exception:
             if before is not None and not self.has_saved and not self.run.lost:
                 with suppress(OSError):  # the error that is raised already says more
@@ -247,6 +246,7 @@ class Training(ABC):
         evaluation = self.run.evaluation_file()
         if self.set_aside and not evaluation.exists():
             self.set_aside.rename(evaluation)
+
     def begin_or_restore(self, new: bool) -> None:
         """Begins a new run, or restores what the run has learned."""
         if not new:
@@ -272,9 +272,9 @@ class Training(ABC):
                 raise
             cause = getattr(error, "cause", error)  # of an error of Ray
             advice = self._how_to_resume(again, self.run.path) + self._other_options(cause)
-            # An environment's error has several lines, of which the last is a place in its code.
             if self.took_back:
                 advice += " (nothing was saved in this launch, so that config.json is as before)"
+            # An environment's error has several lines, of which the last is a place in its code.
             has_place = isinstance(error, EnvironmentFailed) and not isinstance(error, WrongOutput)
             separator = "\n" if has_place else "; "
             raise type(cause)(f"{cause}{separator}{advice}") from error
@@ -296,7 +296,7 @@ class Training(ABC):
             folder = self.place  # a URL
             problem = f"{self.run}: {LOST}"
         elif isinstance(error, OSError):
-            problem = f"{self.run} cannot be written to: {error}"
+            problem = f"{self.run} cannot be written to: {describe(error)}"
         if self.saved:
             problem += f"; {self._how_to_resume(again, folder)}"
         return problem

@@ -55,7 +55,7 @@ TYPED: dict[str, list[tuple[str, str]]] = {
         ("--learners 2 --learner.device cuda:1", "device: expected auto, cpu or cuda for 2 learners"),
         ("--local --learners 2", "expected --learners 1, got 2"),
         ("--actors few", "actors: expected a number, or two as in 4..16, got 'few'"),
-        ("--actors=4..2", "max_actors"),
+        ("--actors=4..2", "--actors.max-actors: expected at least num_actors = 4, got 2"),
         ("--actors.resources memory=inf", "resources: expected NAME=AMOUNT, got 'memory=inf'"),
         ("--local --env diagnostic:recall,reward=much", "reward: expected a number, got 'much'"),
         ("--local --actors 2..4", "expected one number of actors, got 2..4"),
@@ -67,9 +67,20 @@ TYPED: dict[str, list[tuple[str, str]]] = {
         ("--local --ray-address 10.0.0.1:1", "give only one of them"),
         ("--run NEW --resume RUN", "give only one of them"),
         ("--run 'a\0b'", r"a\x00b"),
-        ("--run '\udcff'", r"\udcff"),
+        ("--run '\udcff'", r"--run: expected the folder of a run in UTF-8 without NUL, got '\udcff'"),
         ("--run " + "x" * 256, "File name too long"),
         ("--run FULL", "--resume FULL"),
+        ("--run FULL/thesis.txt", "run: expected a new folder, and FULL/thesis.txt is a file"),
+        ("--run=", "--run: expected the folder of a run, got an empty text"),
+        ("--from-run ''", "--from-run: expected the folder of a run, got an empty text"),
+        ("--eval-env ''", "--eval-env: expected an environment, got an empty text"),
+        ("--ray-address ''", "--ray-address: expected an address, got an empty text"),
+        ("--eval-env nonsense", "eval_env: environment 'nonsense': expected 'kind:name'"),
+        ("--env rooms", "env: environment 'rooms': expected 'kind:name'"),
+        ("--stages 'rooms until frames 9'", "stages: environment 'rooms': expected 'kind:name'"),
+        ("--frames 10,000", "--frames: expected an integer, such as 64, 200k or 6M, got '10,000'"),
+        ("--learner.learning-rate=-1", "--learner.learning-rate: expected a positive number, got -1"),
+        ("--resume RUN/checkpoints/5 --local", "--from-run RUN/checkpoints/5"),
         ("--resume MISSING", "MISSING is not a run"),
         ("--from-run MISSING", "MISSING is not a run"),
         (
@@ -93,7 +104,20 @@ TYPED: dict[str, list[tuple[str, str]]] = {
         ("--resume RUN --local --learner.optimizer rmsprop", "learner.optimizer: expected adam as in RUN, got "),
         ("--resume TEXT", "TEXT is a run of `compressive text train`, expected one of `compressive launch`; use "),
     ],
-    "status": [("EMPTY", "is not a run"), ("x" * 256, "File name too long")],
+    "status": [
+        ("EMPTY", "is not a run"),
+        ("x" * 256, "File name too long"),
+        ("''", "DIR: expected a folder or a name, got an empty text"),
+    ],
+    "runs": [
+        ("MISSING", "compressive: MISSING: No such file or directory"),
+        ("FULL/thesis.txt", "compressive: FULL/thesis.txt: Not a directory"),
+    ],
+    "compare": [
+        ("--from", "from: expected folders of runs, got none"),
+        ("--from ''", "--from: expected the folder of"),
+    ],
+    "export": [("RUN RUN/inside", "output: expected a place outside the run, got RUN/inside, which is in RUN")],
     "visualize": [
         ("", "DIR"),
         ("BARE", "no checkpoint"),
@@ -108,6 +132,8 @@ TYPED: dict[str, list[tuple[str, str]]] = {
         ("RUN --episodes 1 --video FULL/thesis.txt/a.mp4", "FULL/thesis.txt"),
         ("RUN RUN --video a.mp4", "one run to film, got 2"),
         ("RUN --policy random", "got --env None and 1 runs"),
+        ("--policy random --env rooms:small --greedy", "--greedy: has no effect with --policy random"),
+        ("RUN --csv EMPTY", "csv: EMPTY: expected a regular file, got a folder"),
         ("--policy oracle --env gym:CartPole-v1", "has an oracle"),
     ],
     "text": [
@@ -184,6 +210,8 @@ def edit(tree: Any, path: str, value: Any) -> None:
 
 
 CONFIGS: list[tuple[str, Any, str]] = [
+    ("agent core memory_sise", 1, "config.agent.core.memory_sise: unknown field; perhaps memory_size; written by"),
+    ("eval_env", "zzz", "config.eval_env: environment 'zzz': expected 'kind:name'"),
     ("agent core name", ["lstm"], "core: expected a core out of compressive"),
     ("agent core", "lstm", "core: expected an object, got 'lstm'"),
     ("agent core new_field", 1, "config.agent.core.new_field: unknown field; written by another version?"),
@@ -210,8 +238,6 @@ def test_a_configuration_that_is_damaged_or_of_another_version(copied: Copied, c
 
     # Other text.
     for text, words in {
-    ("agent core memory_sise", 1, "config.agent.core.memory_sise: unknown field; perhaps memory_size; written by"),
-    ("eval_env", "zzz", "config.eval_env: environment 'zzz': expected 'kind:name'"),
         "\0\xff": "expected JSON",
         "[]": "expected an object, got []",
         '{"agent": ' + "[" * 100_000 + "]" * 100_000 + "}": "expected JSON",

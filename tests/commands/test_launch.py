@@ -26,7 +26,7 @@ from storage.metrics import read_metrics
 from tests.commands.cli import CONSTANT, SMALL, TINY, Commands, frames, saved_steps
 from training.config import RunConfig
 from training.console import PLAIN_SECONDS
-from training.presets import preset_of
+from training.presets import describe_preset, preset_of
 from training.trainer import Trainer
 
 LAUNCH = ["launch", "--local", *TINY]
@@ -259,6 +259,8 @@ def test_the_environment_chooses_the_preset() -> None:
     ]:
         assert parse(words).preset == preset
     assert preset_of("mine:maze") == "general", "of a kind that its user has added"
+    assert describe_preset("general", "gym:CartPole-v1").startswith("general, for any environment but")
+    assert describe_preset("general", "diagnostic:recall") == "general", "chosen by the user"
 
     cartpole = ["--env", "gym:CartPole-v1"]
     assert parse(cartpole).learner.discount == 0.99
@@ -272,8 +274,6 @@ def test_the_environment_chooses_the_preset() -> None:
     assert _about_replay(parse(["--preset", "cpu", "--learners", "2"])) == "", "it has no replay anyway"
 
 
-def described(text: str) -> dict[str, str]:
-    """What a help says of each option: its words, which may be in several lines of a table."""
 NO_EFFECT = [
     (["--learner.schedule-start=0.5"], "--learner.schedule-start: has no effect without a schedule"),
     (["--schedule-frames", "5k"], "--schedule-frames: has no effect without a schedule"),
@@ -341,6 +341,8 @@ def test_options_of_one_run_and_weights_of_another(tmp_path: Path, cli: Commands
         assert weight.equal(begin[weight_name])
 
 
+def described(text: str) -> dict[str, str]:
+    """What a help says of each option: its words, which may be in several lines of a table."""
     options: dict[str, str] = {}
     name = ""
     for line in text.splitlines():
