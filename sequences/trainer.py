@@ -174,11 +174,6 @@ class SequenceTrainer(Training):
             texts.append(f"valid {self.data.unit(self.valid['valid/nll'])}")
         return Progress(self.step, learning.steps, "steps", tuple(texts))
 
-    def amounts(self) -> dict[str, float]:
-        if not self.weight:
-            return {}
-        return {"loss/nll": self.loss / self.weight, "learner/tokens": self.learner.tokens}
-
     def log(self, metrics: dict[str, float]) -> None:
         is_due = self.learner.updates % self.config.log_every == 0
         if is_due or self.done or "valid/nll" in metrics:

@@ -168,7 +168,6 @@ class Training(ABC):
                         self._loop(show)
                         self.save_new()
                 self.save_new()
-                self._note_progress()
             except (FloatingPointError, StorageError):
                 # The weights cannot be used, or there is no place to write them to.
                 raise
@@ -326,14 +325,8 @@ class Training(ABC):
             with MetricsWriter(self.run.path, self.step) as writer:
                 writer.write(self.step, self.amounts())
 
-    def _note_progress(self) -> None:
-        """Writes a row of metrics for the last checkpoint, unless it has one: a stop comes between two rows."""
-        if hasattr(self, "writer") and self.run.last_row().get("step") != self.step:
-            self.writer.write(self.step, self.amounts())
-
     def amounts(self) -> dict[str, float]:
-        """What was learned so far, and what else is known without an update, as rows of metrics have it beside the
-        step."""
+        """What was learned so far, as rows of metrics have it beside the step."""
         return {}
 
     def _before_first_update(self, stack: ExitStack) -> None:
@@ -393,7 +386,6 @@ class Training(ABC):
             # The error that is raised already says more than one of the rescue.
             with suppress(Exception):
                 self.save(updater, rescue=True)
-                self._note_progress()
 
     def save(self, updater: Any = None, rescue: bool = False) -> None:
         """Writes a checkpoint of an updater, `self.updater` unless given; see `pack` for `rescue`."""

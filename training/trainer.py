@@ -420,19 +420,17 @@ class Trainer(Training):
             self.writer.write(self.learner.steps, row)
 
     def amounts(self) -> dict[str, float]:
-        row = self.curriculum.metrics() | {
-            "episode/count": float(self.episodes),
-            "learner/frames": float(self.frames),
-        }
-        return {name: value for name, value in row.items() if not math.isnan(value)}
+        return {"learner/frames": float(self.frames)}
 
     def _row(self) -> dict[str, float]:
         """What is known of episodes, speed and actors."""
         status = self.feed.status()
         rate = self.clock.rate
-        row = self.amounts() | {
+        row = self.curriculum.metrics() | {
+            "episode/count": float(self.episodes),
             "speed/steps_per_second": rate,
             "speed/frames_per_second": rate * self.action_repeat,
+            "learner/frames": float(self.frames),
             "learner/idle_fraction": self.clock.idle_fraction(),
             "actors/alive": float(status.alive),
             "actors/restarts": float(status.restarts),

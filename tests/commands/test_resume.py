@@ -179,18 +179,6 @@ def at_update(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], object]
     return install
 
 
-def test_a_stop_between_two_rows_of_metrics(at_update: Callable[..., None], tmp_path: Path, cli: Commands) -> None:
-    """What the last checkpoint has learned is in a row, from which progress is read."""
-    folder = tmp_path / "run"
-    at_update(lambda: signal.raise_signal(signal.SIGINT))
-    words = ["launch", "--local", "--env=diagnostic:recall,delay=2", *SMALL, "--log-every=1000", "--frames=100000"]
-    with pytest.raises(SystemExit):
-        cli.run(*words, "--run", folder)
-    (row,) = read_metrics(folder)
-    assert row["step"] == row["learner/frames"] == saved_steps(folder)[-1] > 0
-    assert "episode/return" in row
-
-
 def remove(folder: Path) -> None:
     """Removes a folder while a command writes to it."""
     while folder.exists():  # TensorBoard's thread may write its file again
