@@ -48,18 +48,28 @@ _NAMES = "launch evaluate visualize report compare export push pull record statu
 COMMANDS = {name: name for name in _NAMES.split()} | dict.fromkeys(("text", "speech", "images"), "sequence")
 """Modules of commands by the name of the command; each has a function of its own name."""
 
+PRINTING = ("status", "runs", "evaluate", "completion")
+"""Commands whose only result, or whose main one, is what they print."""
+
 TALKATIVE = ("httpx", "httpx2", "matplotlib.font_manager", "torch")
 """Loggers that say what is no news: every request, where fonts are, and how a cache was used."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Entry point of the console command `compressive`."""
-    with surviving_streams():
-        _main(arguments)
-
-
-def _main(arguments: Sequence[str] | None) -> None:
     typed = sys.argv[1:] if arguments is None else arguments
+    with surviving_streams(only_prints=_only_prints(typed)):
+        _main(typed)
+
+
+def _only_prints(typed: Sequence[str]) -> bool:
+    """Whether a command does nothing but print: others also train, write files or serve pages."""
+    name, *words = typed or ["help"]
+    asks_for_help = not {"-h", "--help", "help"}.isdisjoint(words)
+    return name not in COMMANDS or name in PRINTING or asks_for_help
+
+
+def _main(typed: Sequence[str]) -> None:
     name, *words = typed or ["help"]
     try:
         if name in ("-h", "--help", "help"):

@@ -35,6 +35,8 @@ OTHER_FILES = (".onx", ".pt", ".pth", ".ckpt", ".safetensors", ".zip", ".bin")
 def export(options: ExportOptions) -> None:
     """Runs the command."""
     run = find_run(options.run)
+    if options.output.resolve().is_relative_to(run.path.resolve()):
+        raise UserError(f"output: expected a place outside the run, got {options.output}, which is in {run.path}")
     console = Console()
     ending = options.output.suffix
     if ending in WRITERS:

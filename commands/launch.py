@@ -44,6 +44,9 @@ def launch(options: LaunchOptions) -> None:
     torch.set_num_threads(options.threads)
     run = Run(_folder(options))
     _require_lasting(run)
+    if options.new_folder:
+        with user_errors("run"):
+            run.require_new()  # before the environment is prepared, which takes seconds
     trainer = _prepare(options, run, console)
 
     is_new = options.resume is None
@@ -140,7 +143,7 @@ def _describe(options: LaunchOptions, trainer: Trainer, console: Console) -> Non
         lines["from"] = config.from_run
     for number, stage in enumerate(config.stages, 1):
         lines[f"stage {number}"] = stage
-    lines["preset"] = describe_preset(config.preset)
+    lines["preset"] = describe_preset(config.preset, config.env)
     lines["environment"] = f"{config.env} ({observed}), {repeat}"
     if not trainer.restored and (hint := _about_large_images(config.env, part_shapes(seen.observation_shape))):
         lines["images"] = hint

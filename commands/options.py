@@ -163,6 +163,8 @@ class EvaluateOptions(PlayOptions):
         if self.policy != "agent" and (self.runs or not self.env):
             got = f"--env {self.env} and {len(self.runs)} runs"
             raise ValueError(f"policy: expected --env and no run for {self.policy}, got {got}")
+        if self.policy != "agent" and self.greedy:
+            raise ValueError(f"--greedy: has no effect with --policy {self.policy}")
         if self.video and len(self.runs) != 1:
             raise ValueError(f"video: expected one run to film, got {len(self.runs)}")
 

@@ -3,12 +3,13 @@
 import contextlib
 import dataclasses
 import io
+import operator
 import re
 import shlex
 import sys
 import types
 import typing
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from fractions import Fraction
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
@@ -94,6 +95,8 @@ def parse_command(name: str, words: Sequence[str]) -> tuple[Any, ...]:
         return (parse_launch(words),)
     if name == "compare":
         options, rest = parse(CompareOptions, "compressive compare", words, return_unknown_args=True)
+        if _is_given("from", words) and not options.runs:
+            raise UserError("from: expected folders of runs, got none")
         return options, rest, shlex.join(["compressive", "compare", *words])
     if name in OPTIONS:
         return (parse(OPTIONS[name], f"compressive {name}", words),)
@@ -221,6 +224,12 @@ def _read_resumed(kind: str, run: str) -> Any:
     """The configuration of a run to resume: of its folder, or for agents also of the URL of its checkpoints."""
     if kind == "launch" and is_url(run):
         return read_url(run)
+    found = find_run(run)
+    if found.checkpoint is not None:
+        instead = f"--resume {shlex.quote(str(found.path))}"
+        if kind == "launch":
+            instead += f", or a new run with its weights: --from-run {shlex.quote(run)}"
+        raise UserError(f"resume: {run} is a checkpoint of {found.path}: expected {instead}")
     return read_config(Run(run), CONFIGS[kind])
 
 
@@ -290,11 +299,91 @@ ON_RAY = {
 """Options that have no effect in one process."""
 
 
+class _Need(NamedTuple):
+    """Options that have an effect only under a condition.
+
+    `names`: of their fields; one that ends with "*" stands for all that begin so. `missing`: what they have no effect
+    with or without.
+    """
+
+    names: tuple[str, ...]
+    is_met: Callable[[LaunchOptions], bool]
+    missing: str
+
+
+NEEDS = (
+    _Need(
+        ("learner.schedule_start", "schedule_frames"),
+        lambda options: options.has_schedule,
+        "without a schedule: --learner.learning-rate-schedule linear, --learner.entropy-cost-end or "
+        "--learner.teacher-cost-end",
+    ),
+    _Need(("learner.popart_rate",), lambda options: options.learner.popart, "without --learner.popart"),
+    _Need(
+        ("learner.rmsprop_*",),
+        lambda options: options.learner.optimizer == "rmsprop",
+        "without --learner.optimizer rmsprop",
+    ),
+    _Need(("learner.adam_*",), lambda options: options.learner.optimizer == "adam", "without --learner.optimizer adam"),
+    _Need(
+        ("replay.unrolls", "replay.burn_in"), lambda options: options.replay.share > 0, "without --replay.share above 0"
+    ),
+    _Need(
+        ("agent.reconstruction_height",),
+        lambda options: options.agent.reconstruction_cost > 0,
+        "without --agent.reconstruction-cost above 0",
+    ),
+    _Need(
+        ("agent.prediction_steps",),
+        lambda options: options.agent.prediction_cost > 0,
+        "without --agent.prediction-cost above 0",
+    ),
+    _Need(
+        ("learner_placement", "learner_labels"),
+        lambda options: options.learners > 1,
+        "without several learners (--learners)",
+    ),
+    _Need(("skip_missing_levels",), lambda options: options.resume is None, "with --resume"),
+    _Need(
+        ("skip_missing_levels",),
+        lambda options: re.search(r"(^|,)dmlab:", options.env) is not None,
+        "without levels of DeepMind Lab in --env",
+    ),
+    _Need(("local",), lambda options: not options.resident, "with --resident"),
+    _Need(("actors.stagger",), lambda options: not options.resident, "with --resident"),
+)
+"""What options need to have an effect."""
+
+
+def _require_effect(options: LaunchOptions, words: Sequence[str]) -> None:
+    """Raises a UserError for an option that was typed and has no effect beside the others.
+
+    Those that a preset has are no mistake, and neither are values that turn off what is off, such as none.
+    """
+    typed = [_option(word) for word in words if word.startswith("--")]
+    for need in NEEDS:
+        if need.is_met(options):
+            continue
+        for option in typed:
+            name = option.removeprefix("--").replace("-", "_")
+            is_meant = any(_is_named(name, pattern) for pattern in need.names)
+            if is_meant and operator.attrgetter(name)(options):
+                raise UserError(f"{option}: has no effect {need.missing}")
+
+
+def _is_named(name: str, pattern: str) -> bool:
+    """Whether a name is one of `_Need.names`, or is meant by it."""
+    if pattern.endswith("*"):
+        return name.startswith(pattern[:-1])
+    return name == pattern
+
+
 def parse_launch(words: Sequence[str]) -> LaunchOptions:
     """The options of `launch`; see `parse_train`. The code that a run names must be allowed."""
     options: LaunchOptions = parse_train("launch", words)
     if options.in_process:
         _require_no_cluster(options, words)
+    _require_effect(options, words)
     if not _is_given("core", words):
         with user_errors():
             require_core(options, options.allow)
@@ -338,6 +427,7 @@ def _require_allowed(options: LaunchOptions, run: str, words: Sequence[str]) -> 
 
 def parse(kind: Any, prog: str, words: Sequence[str], **options: Any) -> Any:
     """`tyro.cli` with condensed error messages and abbreviated numbers."""
+    _require_texts(words)
     message = io.StringIO()
     config = (tyro.conf.AvoidSubcommands,)
     try:
@@ -347,7 +437,56 @@ def parse(kind: Any, prog: str, words: Sequence[str], **options: Any) -> Any:
     except SystemExit as stop:
         if not stop.code:
             raise  # --help
-        raise UserError(f"{_condense(message.getvalue(), kind)} (see {prog} --help)") from None
+        problem = _with_words_as_typed(_condense(message.getvalue(), kind), words)
+        raise UserError(f"{problem} (see {prog} --help)") from None
+
+
+EXPECTED = {
+    **dict.fromkeys(("resume", "like", "from-run", "run", "from"), "the folder of a run"),
+    **dict.fromkeys(("env", "eval-env"), "an environment"),
+    **dict.fromkeys(("folder", "out"), "a folder"),
+    **dict.fromkeys(("csv", "video", "beside"), "a file"),
+    **dict.fromkeys(("path", "corpus.path", "output"), "a path"),
+    "ray-address": "an address",
+    "checkpoint-url": "a URL",
+    "allow": "an environment, a core or a URL",
+    "minari": "a name",
+    "": "a folder or a name",
+}
+"""What is expected in place of an empty text, by the name of the option; that of positional arguments is empty."""
+
+
+def _require_texts(words: Sequence[str]) -> None:
+    """Raises a UserError for an empty text where a name is expected, such as --run "$UNSET", and for a text that cannot
+    be the name of a file."""
+    option = ""
+    for word in words:
+        value = word
+        if word.startswith("--"):
+            option, equals, value = word.partition("=")
+            if not equals:
+                continue
+        name = _option(option).removeprefix("--")
+        if name not in EXPECTED:
+            continue
+        expected = f"{option or 'DIR'}: expected {EXPECTED[name]}"
+        if not value:
+            raise UserError(f"{expected}, got an empty text")
+        if re.search(r"[\0\ud800-\udfff]", value):
+            raise UserError(f"{expected} in UTF-8 without NUL, got {value!r}")
+
+
+def _with_words_as_typed(message: str, words: Sequence[str]) -> str:
+    """A message in which tyro may have broken quoted words behind their commas, with these words as they were typed."""
+    for word in words:
+        name, equals, value = word.partition("=")
+        typed = value if equals and name.startswith("--") else word
+        if "," not in typed:
+            continue
+        broken = ", ?".join(re.escape(part) for part in typed.split(","))
+        as_typed = repr(typed)
+        message = re.sub(f"'{broken}'", lambda _, as_typed=as_typed: as_typed, message)  # type: ignore[misc]
+    return message
 
 
 def _require_once(kind: Any, words: Sequence[str]) -> None:
@@ -388,8 +527,13 @@ def _condense(frame: str, kind: Any) -> str:
 
     unknown = re.match(r"Unrecognized options: .*?--([\w.-]+)", message)
     if not unknown:
-        # Without the name of the class of the options.
-        return re.sub(r"^Error parsing (_?[A-Z]\w*: )?", "", message)
+        # Without the name of the class of the options, and fields of a group as options of it.
+        message = re.sub(r"^Error parsing (_?[A-Z]\w*: )?", "", message)
+        group = re.match(r"([a-z][\w.]*): (\w+): expected", message)
+        if not group:
+            return message
+        option = f"--{group[1]}.{group[2]}".replace("_", "-")
+        return f"{option}: expected{message[group.end() :]}"
 
     # Options whose words begin with the letters that were typed, and those that tyro proposes. --lr is matched with
     # "l", the rest of a word, "-" and "r".

@@ -52,15 +52,13 @@ class TrainingOptions(Checked):
     """Resume the run in this folder from its last readable checkpoint; most values may be changed."""
     like: Annotated[str | None, tyro.conf.arg(metavar="DIR")] = None
     """A new run with the configuration of the run in this folder, instead of a preset's, as far as no option changes
-    it: the same with another --seed, for example. Its URL of checkpoints is not taken over."""
+    it: the same with another --seed, for example. Its URL of checkpoints is not taken over. For agents, --from-run
+    beside it gives the new run the weights of another run, whose network must be the same."""
     threads: Threads = 1
     """CPU threads of a learner."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in ("resume", "like"):
-            if getattr(self, name) == "":
-                raise ValueError(f"--{name}: expected the folder of a run, got an empty text")
         if self.run and not self.new_folder:
             raise ValueError("--run names a new run and --resume an old one: give only one of them")
         if self.like and self.resume:

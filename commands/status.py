@@ -7,11 +7,11 @@ from typing import Any
 from rich.console import Console
 
 from commands.options import StatusOptions
-from reports.overview import read_entry
-from reports.tables import number, progress_rows, say_how_to_resume, since
+from reports.overview import Entry, read_entry
+from reports.tables import CANNOT_RESUME, number, progress_rows, say_how_to_resume, since
 from sequences.kinds import CONFIGS
 from storage import checkpoints
-from storage.errors import StorageError, user_errors
+from storage.errors import StorageError, describe, user_errors
 from storage.run import Run
 from training.config import core_name
 from training.console import quantity, say_all
@@ -39,10 +39,10 @@ def status(options: StatusOptions) -> None:
         if entry.score is not None:
             lines["score"] = str(entry.score)
         if entry.kind == "launch":
-            lines |= progress_rows(config, row)
+            lines |= progress_rows(config, row, live=entry.state.startswith("running"))
         else:
             lines |= _sequence_rows(run, row)
-        lines |= _last_checkpoint(config, run, options.allow)
+        lines |= _last_checkpoint(config, run, entry, options.allow)
     say_all(console, lines)
     say_how_to_resume(console, run, config, entry.state)
 
@@ -65,12 +65,30 @@ def _sequence_rows(run: Run, row: dict[str, Any]) -> dict[str, str]:
     return lines
 
 
-def _last_checkpoint(config: Any, run: Run, allow: str | None) -> dict[str, str]:
-    """The checkpoint from which a run would be resumed, in its folder or at its URL, and unreadable newer ones."""
+def _lost_since(config: Any, row: dict[str, Any], saved: int) -> str:
+    """Where a run that was killed resumes, and how much of what its last row counts is lost; empty if nothing is.
+
+    Frames and steps are in proportion, since the action repeat is the same in all of a run.
+    """
+    counter, _ = config.goal
+    done = row.get(counter, math.nan)
+    steps = row.get("step", math.nan)
+    if not steps > saved or not done > 0:
+        return ""
+    unit = "frames" if config.kind == "launch" else "steps"
+    kept = done * saved / steps
+    return f"{quantity(kept)} {unit}; {quantity(done - kept)} since then are lost"
+
+
+def _last_checkpoint(config: Any, run: Run, entry: Entry, allow: str | None) -> dict[str, str]:
+    """The checkpoint from which a run would be resumed, in its folder or at its URL, what was learned since and is
+    lost, and unreadable newer ones."""
     try:
         checkpoint = checkpoints.load_latest(checkpoint_place(config, run, allow), needed=())
     except (OSError, StorageError, ValueError) as error:
-        return {"checkpoint": str(error)}
+        return {"checkpoint": describe(error)}
     name = checkpoint.path.name if isinstance(checkpoint.path, Path) else checkpoint.path
     lines = {"checkpoint": f"{name} ({quantity(checkpoint.step)} steps), {since(checkpoint.time)}"}
+    if not entry.state.startswith(CANNOT_RESUME) and (lost := _lost_since(config, run.last_row(), checkpoint.step)):
+        lines["resumes at"] = lost
     return lines | {f"skipped {index}": text for index, text in enumerate(checkpoint.skipped, 1)}

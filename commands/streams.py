@@ -16,9 +16,13 @@ class _Stream:
     """A stream of text whose writes raise no error when the disk behind it is full.
 
     error: the first error of a write.
+    is_closed: whether there was no stream when the program began.
+    has_lost: whether something was to be written to a stream that is closed.
     """
 
     def __init__(self, stream: Any) -> None:
+        self.is_closed = stream is None
+        self.has_lost = False
         # A file that is opened later must not become standard output, into which libraries write.
         self._stream = stream or open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
         self.error: OSError | None = None
@@ -29,6 +33,7 @@ class _Stream:
         return getattr(self._stream, name)
 
     def write(self, text: str) -> int:
+        self.has_lost = self.is_closed
         with self._going_on():
             self._stream.write(text)
         return len(text)
@@ -62,8 +67,12 @@ class _Stream:
 
 
 @contextmanager
-def surviving_streams() -> Iterator[None]:
-    """In the block, prints that cannot be written are lost. Then the program ends with one line and status 1."""
+def surviving_streams(only_prints: bool = False) -> Iterator[None]:
+    """In the block, prints that cannot be written are lost. Then the program ends with one line and status 1.
+
+    If standard output is closed from the beginning, somebody wants no log: that is an error only of a program that
+    `only_prints`.
+    """
     before = sys.stdout, sys.stderr
     output: Any = _Stream(sys.stdout)
     errors: Any = _Stream(sys.stderr)
@@ -71,10 +80,10 @@ def surviving_streams() -> Iterator[None]:
     sys.stderr = errors
     try:
         yield
-        _require_written(output)
+        _require_written(output, only_prints)
     except SystemExit as stop:
         if not stop.code:  # as after --help
-            _require_written(output)
+            _require_written(output, only_prints)
         raise
     finally:
         output.drop()
@@ -82,9 +91,12 @@ def surviving_streams() -> Iterator[None]:
         sys.stdout, sys.stderr = before
 
 
-def _require_written(output: _Stream) -> None:
-    """Ends the program if something that was printed is lost."""
+def _require_written(output: _Stream, only_prints: bool) -> None:
+    """Ends the program if something that was printed is lost; see `surviving_streams`."""
     output.flush()
+    if output.is_closed and only_prints and output.has_lost:
+        print("compressive: standard output is closed", file=sys.stderr)
+        sys.exit(1)
     if output.error:
         print(f"compressive: standard output: {output.error.strerror}", file=sys.stderr)
         sys.exit(1)

@@ -270,14 +270,18 @@ def number(row: Mapping[str, Any], name: str, form: str = ".1f", factor: float =
     return "-" if math.isnan(value) else f"{value * factor:{form}}{unit}"
 
 
-def progress_rows(config: RunConfig, row: Mapping[str, Any]) -> dict[str, str]:
-    """What the last row of metrics of an agent's run says beside its progress, in words."""
+def progress_rows(config: RunConfig, row: Mapping[str, Any], live: bool = True) -> dict[str, str]:
+    """What the last row of metrics of an agent's run says beside its progress, in words.
+
+    `live`: also of actors and speed, of which nothing is known when the run has ended.
+    """
     if not row:
         return {}
     rows = {}
     if config.stages:
         rows["stage"] = f"{number(row, 'stage', '.0f')} of {len(config.stages) + 1}"
-    rows["frames/s"] = quantity(row.get("speed/frames_per_second", math.nan))
+    if live:
+        rows["frames/s"] = quantity(row.get("speed/frames_per_second", math.nan))
 
     score = number(row, "episode/return")
     if "tasks/seen" in row:
@@ -286,12 +290,19 @@ def progress_rows(config: RunConfig, row: Mapping[str, Any]) -> dict[str, str]:
     if "episode/correct_choices" in row:
         rows["correct in training"] = number(row, "episode/correct_choices", factor=100, unit=" %")
 
-    rows["actors"] = f"{number(row, 'actors/alive', '.0f')} alive, {number(row, 'actors/restarts', '.0f')} restarts"
+    if live:
+        rows |= _live_rows(row)
+    rows["measured"] = since(row.get("time", math.nan))
+    return rows
+
+
+def _live_rows(row: Mapping[str, Any]) -> dict[str, str]:
+    """What a row of metrics says of actors and of the learner's time."""
+    rows = {"actors": f"{number(row, 'actors/alive', '.0f')} alive, {number(row, 'actors/restarts', '.0f')} restarts"}
     lag = f"mean {number(row, 'policy_lag/mean')}, at most {number(row, 'policy_lag/max', '.0f')} versions"
     dropped = f"{number(row, 'actors/unrolls_dropped', '.0f')} unrolls dropped"
     rows["policy lag"] = f"{lag}; {dropped}"
     rows["learner idle"] = number(row, "learner/idle_fraction", ".0f", 100, " % of the time")
-    rows["measured"] = since(row.get("time", math.nan))
     return rows
 
 

@@ -1,5 +1,6 @@
 """Errors that the user can correct, and those of stores. Nothing here imports torch."""
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -18,4 +19,12 @@ def user_errors(option: str = "") -> Iterator[None]:
     try:
         yield
     except (ValueError, ImportError, OSError, StorageError) as error:
-        raise UserError(f"{option}: {error}" if option else str(error)) from error
+        problem = describe(error)
+        raise UserError(f"{option}: {problem}" if option else problem) from error
+
+
+def describe(error: Exception) -> str:
+    """An error in words: without the number that the system gives it, and behind the file that it is about."""
+    if isinstance(error, OSError) and error.filename and error.strerror:
+        return f"{os.fsdecode(error.filename)}: {error.strerror}"
+    return str(error)

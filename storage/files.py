@@ -21,6 +21,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, TypeGuard
 
+from storage.errors import describe
+
 Json = dict[str, Any]
 """A JSON object: configurations, states of checkpoints, rows of metrics and summaries are written as such."""
 Schema = type | Sequence["Schema"] | Mapping[Any, "Schema"]
@@ -172,14 +174,14 @@ def new_folder(path: Path) -> Iterator[Path]:
     """
     _remove_left(path)
     temporary = temporary_name(path)
-    temporary.mkdir()
     try:
+        temporary.mkdir()
         yield temporary
         flush(temporary)
         temporary.rename(path)
     except OSError as error:
-        if isinstance(error.filename, str):
-            error.filename = error.filename.replace(str(temporary), str(path))
+        if isinstance(error.filename, str | Path):
+            error.filename = str(error.filename).replace(str(temporary), str(path))
         raise
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
@@ -382,7 +384,7 @@ def _redact_url(url: str) -> str:
 
 def one_line(error: Exception) -> str:
     """What an error says, in one line without passwords, and not longer than a person reads."""
-    line = redact(" ".join(str(error).split()))
+    line = redact(" ".join(describe(error).split()))
     return line if len(line) <= 500 else f"{line[:496]} ..."
 
 

@@ -160,12 +160,12 @@ class Run:
         made = not self.path.exists()
         begun = self.config_file.exists()
         found = {path for path in (*self._begun, self._lock_file) if os.path.lexists(path)}
-        if new and not made:
-            self._require_new()
+        if new:
+            self.require_new()
         self.path.mkdir(parents=True, exist_ok=True)
         with self.lock(patience):
             if new:
-                self._require_new()  # again: another process may have begun a run there in the meantime
+                self.require_new()  # again: another process may have begun a run there in the meantime
             try:
                 yield
             finally:
@@ -184,8 +184,13 @@ class Run:
             with suppress(OSError):
                 self.path.rmdir()
 
-    def _require_new(self) -> None:
-        """Raises a UserError if there is more than what a run that was killed before its first checkpoint leaves."""
+    def require_new(self) -> None:
+        """Raises a UserError if there is more than what a run that was killed before its first checkpoint leaves, or a
+        file in place of the folder."""
+        if not self.path.exists():
+            return
+        if not self.path.is_dir():
+            raise UserError(f"run: expected a new folder, and {self.path} is a file")
         begun = {path.name for path in self._begun if self._is_own(path)}
         begun |= {self._lock_file.name, self.checkpoints.name}
         others = []

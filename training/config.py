@@ -137,7 +137,8 @@ class RunConfig(Checked):
     """Start with the weights of the last readable checkpoint of this run, whose network the new run has; everything
     else starts anew: the optimizer, all other options, --env too, which are those of the preset (but for
     actors.unroll_length, which has to fit the network), and values if a run has another number of tasks (with
-    learner.popart). Observations and actions must be the same."""
+    learner.popart). Observations and actions must be the same. With --like A --from-run B: the options of A and the
+    weights of B, which must have the same network."""
     frames: Positive = 10_000_000
     """Environment frames to train for (agent steps times the action repeat)."""
     schedule_frames: Positive | None = None
@@ -198,10 +199,23 @@ class RunConfig(Checked):
         self._check_unrolls()
         self._check_replay()
         self._check_learners()
-        # An error here if a stage is not written as it should be.
-        environments = self.environments
+        self._check_environments()
         if self.resident:
-            self._check_resident_actors(environments)
+            self._check_resident_actors(self.environments)
+
+    def _check_environments(self) -> None:
+        """Stages and environments are written as they should be. Whether there are such environments is seen later."""
+        from envs import tasks  # here, because it imports the spaces of all kinds of environments
+
+        *before, env = self.environments
+        named = [("env", env), *(("stages", each) for each in before)]
+        if self.eval_env is not None:
+            named.append(("eval_env", self.eval_env))
+        for name, spec in named:
+            try:
+                tasks(spec)
+            except ValueError as error:
+                raise ValueError(f"{name}: {error}") from error
 
     def _check_url(self) -> None:
         url = self.checkpoint_url
@@ -275,7 +289,7 @@ class RunConfig(Checked):
 
     def _check_resident_actors(self, environments: tuple[str, ...]) -> None:
         """They act together in one task, and a batch has the unrolls of equally many of them."""
-        from envs import tasks  # here, because it imports gymnasium
+        from envs import tasks  # here, see `_check_environments`
 
         most_tasks = max(len(tasks(env)) for env in environments)
         if most_tasks > 1:
@@ -310,6 +324,13 @@ class RunConfig(Checked):
     def schedule_end(self) -> int:
         """Frames after which learning rate, entropy cost and the teacher's cost stay."""
         return self.schedule_frames or self.frames
+
+    @property
+    def has_schedule(self) -> bool:
+        """Whether the learning rate, the entropy cost or the teacher's cost changes in the run."""
+        learner = self.learner
+        ends = (learner.entropy_cost_end, learner.teacher_cost_end)
+        return learner.learning_rate_schedule != "constant" or any(end is not None for end in ends)
 
     @property
     def environments(self) -> tuple[str, ...]:

@@ -18,8 +18,8 @@ from learner.errors import LearnersLost, NotFinite
 from learner.replica import Replica
 from storage import checkpoints
 from storage.checkpoints import Checkpoint, misfit, pack_learner, unpack_learner
-from storage.errors import StorageError, UserError, user_errors
-from storage.files import Json, Schema, require_schema, write_json
+from storage.errors import StorageError, UserError, describe, user_errors
+from storage.files import Json, Schema, read_json, require_schema, write_json
 from storage.metrics import Layout, MetricsWriter
 from storage.provenance import note_launch
 from storage.run import LOST, Run
@@ -48,6 +48,8 @@ class Training(ABC):
         place: where checkpoints are: the folder or a URL.
         saved: where the newest checkpoint is; None if there is none.
         restored: the checkpoint from which the run was resumed.
+        set_aside: where this launch has moved the evaluation of the run's earlier end.
+        took_back: whether the options of this launch were given up, because it ended before anything was saved.
     """
 
     state_schema: ClassVar[Schema]
@@ -67,6 +69,8 @@ class Training(ABC):
         self.restored: Checkpoint | None = None
         self.saved: Path | str | None = None
         self.saved_version: int | None = None
+        self.set_aside: Path | None = None
+        self.took_back = False
         self.clock = Clock(0)
 
     @property
@@ -206,8 +210,41 @@ class Training(ABC):
             with user_errors():
                 self.begin_or_restore(new)
             ready()
-            self.run.write_config(to_plain(self.config))  # the run can be resumed from now on
+            with self._configured():
+                yield
+
+    @contextmanager
+    def _configured(self) -> Iterator[None]:
+        """Writes the configuration, with which the run can be resumed from now on.
+
+        An error of the block before anything was saved brings back what was there before: with the options of this
+        launch, the run might never learn.
+        """
+        before: Json | None = None
+        if self.restored and self.run.config_file.exists():
+            before = read_json(self.run.config_file)
+        self.run.write_config(to_plain(self.config))
+        try:
             yield
+        except Exception:
+            if before is not None and not self.has_saved and not self.run.lost:
+                with suppress(OSError):  # the error that is raised already says more
+                    self._bring_back(before)
+            raise
+
+    @property
+    def has_saved(self) -> bool:
+        """Whether this launch has written a checkpoint."""
+        found = self.restored.path if self.restored else None
+        return self.saved != found
+
+    def _bring_back(self, config: Json) -> None:
+        """Undoes what a launch without any checkpoint changed: the configuration, and which evaluation is the last."""
+        self.took_back = read_json(self.run.config_file) != config
+        self.run.write_config(config)
+        evaluation = self.run.evaluation_file()
+        if self.set_aside and not evaluation.exists():
+            self.set_aside.rename(evaluation)
 
     def begin_or_restore(self, new: bool) -> None:
         """Begins a new run, or restores what the run has learned."""
@@ -234,6 +271,8 @@ class Training(ABC):
                 raise
             cause = getattr(error, "cause", error)  # of an error of Ray
             advice = self._how_to_resume(again, self.run.path) + self._other_options(cause)
+            if self.took_back:
+                advice += " (nothing was saved in this launch, so that config.json is as before)"
             # An environment's error has several lines, of which the last is a place in its code.
             has_place = isinstance(error, EnvironmentFailed) and not isinstance(error, WrongOutput)
             separator = "\n" if has_place else "; "
@@ -256,7 +295,7 @@ class Training(ABC):
             folder = self.place  # a URL
             problem = f"{self.run}: {LOST}"
         elif isinstance(error, OSError):
-            problem = f"{self.run} cannot be written to: {error}"
+            problem = f"{self.run} cannot be written to: {describe(error)}"
         if self.saved:
             problem += f"; {self._how_to_resume(again, folder)}"
         return problem
@@ -303,7 +342,7 @@ class Training(ABC):
         note_launch(self.run, self.step)
         # An evaluation marks a run as finished. This one is of fewer steps than the run will have.
         with suppress(FileNotFoundError):
-            self.run.evaluation_file().rename(self.run.evaluation_file(f"at-{self.step}"))
+            self.set_aside = self.run.evaluation_file().rename(self.run.evaluation_file(f"at-{self.step}"))
         # Nodes of a cluster show the metrics as well.
         gauges = None
         if self.on_ray:

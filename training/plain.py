@@ -4,6 +4,7 @@ Fields are named and nested as in the dataclasses, so that no class has code for
 """
 
 import dataclasses
+import difflib
 import typing
 from collections.abc import Iterator, Mapping
 from typing import Any, overload
@@ -96,15 +97,28 @@ def _build(kind: Any, plain: object, where: str, cores: Mapping[str, type]) -> A
 
     # Its fields, which may be configurations, too; it checks their values itself.
     hints = typing.get_type_hints(kind)
+    _require_known(plain, kind, where)
     fields = {}
     for name, value in plain.items():
         fields[name] = _build(hints.get(name), value, f"{where}.{name}", cores)
     try:
         return kind(**fields)
-    except TypeError as error:  # an unknown or a missing field
+    except TypeError as error:  # a missing field
         raise ValueError(f"{where}: expected fields of this version: {error}") from error
     except ValueError as error:
         raise ValueError(f"{where}.{error}") from error
+
+
+def _require_known(plain: Json, kind: Any, where: str) -> None:
+    """Raises a ValueError for a field that a class of configurations does not have."""
+    known = [field.name for field in dataclasses.fields(kind)]
+    for name in plain:
+        if name not in known:
+            hint = ""
+            for close in difflib.get_close_matches(name, known, 1):
+                hint = f"perhaps {close}; "
+            shown = abbreviate(name).strip("'")
+            raise ValueError(f"{where}.{shown}: unknown field; {hint}written by another version?")
 
 
 def _core_class(name: object, cores: Mapping[str, type], members: tuple[Any, ...]) -> type | None:

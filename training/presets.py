@@ -308,9 +308,9 @@ def preset_of(env: str | None) -> str:
     return "general"
 
 
-def describe_preset(name: str) -> str:
-    """A preset's name, and why it may have been chosen."""
-    if name == "general":
+def describe_preset(name: str, env: str) -> str:
+    """The name of the preset of a run in an environment, and why it may have been chosen."""
+    if name == "general" and preset_of(env) == name:
         return "general, for any environment but those of this project (--preset names another)"
     return name
 

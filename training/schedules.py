@@ -25,7 +25,8 @@ def describe_jump(before: RunConfig, after: RunConfig, frames: int) -> str:
     line = " and ".join(changes)
     old_end = before.schedule_end
     new_end = after.schedule_end
-    if old_end != new_end:
+    has_schedule = before.has_schedule or after.has_schedule
+    if has_schedule and old_end != new_end:
         line += f": schedules end at {quantity(new_end)} frames now, not at {quantity(old_end)}"
         line += f"; --schedule-frames {old_end} keeps the old end"
     return line

@@ -101,7 +101,7 @@ def test_scores_are_printed_before_what_may_fail(
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr("commands.evaluate.format_csv", fail)
-    cli.refuse(*words, f"--csv={tmp_path / 'table.csv'}", words="csv: [Errno 28] No space left")
+    cli.refuse(*words, f"--csv={tmp_path / 'table.csv'}", words="No space left")
     assert re.search(r"return +\S", cli.printed), cli.printed
 
 

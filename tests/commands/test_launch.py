@@ -23,10 +23,10 @@ from sequences.text.config import TextConfig
 from storage import checkpoints
 from storage.errors import UserError
 from storage.metrics import read_metrics
-from tests.commands.cli import TINY, Commands, frames, saved_steps
+from tests.commands.cli import CONSTANT, SMALL, TINY, Commands, frames, saved_steps
 from training.config import RunConfig
 from training.console import PLAIN_SECONDS
-from training.presets import preset_of
+from training.presets import describe_preset, preset_of
 from training.trainer import Trainer
 
 LAUNCH = ["launch", "--local", *TINY]
@@ -259,6 +259,8 @@ def test_the_environment_chooses_the_preset() -> None:
     ]:
         assert parse(words).preset == preset
     assert preset_of("mine:maze") == "general", "of a kind that its user has added"
+    assert describe_preset("general", "gym:CartPole-v1").startswith("general, for any environment but")
+    assert describe_preset("general", "diagnostic:recall") == "general", "chosen by the user"
 
     cartpole = ["--env", "gym:CartPole-v1"]
     assert parse(cartpole).learner.discount == 0.99
@@ -270,6 +272,73 @@ def test_the_environment_chooses_the_preset() -> None:
     assert several.replay.share == 0
     assert _about_replay(several).endswith("each unroll is learned from once, with one learner 4 times")
     assert _about_replay(parse(["--preset", "cpu", "--learners", "2"])) == "", "it has no replay anyway"
+
+
+NO_EFFECT = [
+    (["--learner.schedule-start=0.5"], "--learner.schedule-start: has no effect without a schedule"),
+    (["--schedule-frames", "5k"], "--schedule-frames: has no effect without a schedule"),
+    (["--learner.popart_rate=0.1"], "--learner.popart-rate: has no effect without --learner.popart"),
+    (["--learner.rmsprop-decay=0.9"], "--learner.rmsprop-decay: has no effect without --learner.optimizer rmsprop"),
+    (["--learner.optimizer=rmsprop", "--learner.adam-beta1=0.8"], "without --learner.optimizer adam"),
+    (["--replay.unrolls=8"], "--replay.unrolls: has no effect without --replay.share above 0"),
+    (
+        ["--agent.reconstruction-cost=0", "--agent.reconstruction-height=8"],
+        "without --agent.reconstruction-cost above 0",
+    ),
+    (["--agent.prediction-steps=2"], "--agent.prediction-steps: has no effect without --agent.prediction-cost above 0"),
+    (["--learner-placement=spread"], "--learner-placement: has no effect without several learners"),
+    (["--learner-labels", "a=b"], "--learner-labels: has no effect without several learners"),
+    (["--skip-missing-levels"], "--skip-missing-levels: has no effect without levels of DeepMind Lab in --env"),
+    (["--resident", "--local"], "--local: has no effect with --resident"),
+    (["--resident", "--actors.stagger"], "--actors.stagger: has no effect with --resident"),
+]
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"), NO_EFFECT, ids=lambda value: value[-1] if isinstance(value, list) else ""
+)
+def test_options_without_effect_are_refused(words: list[str], expected: str) -> None:
+    with pytest.raises(UserError, match=re.escape(expected)):
+        parse([*CONSTANT, *words])
+
+
+def test_options_with_an_effect_are_taken() -> None:
+    """Those that a preset has need none, and neither do values that turn off what is off."""
+    parse([*CONSTANT, "--learner.schedule-start=0", "--schedule-frames=none", "--replay.share=0", "--replay.burn-in=0"])
+    parse(["--env=gym:CartPole-v1", "--replay.share=0"])
+    parse(["--learner.learning-rate-schedule=linear", "--learner.schedule-start=0.5", "--schedule-frames=5k"])
+    parse([*CONSTANT, "--learner.entropy-cost-end=0.001", "--learner.schedule-start=0.5"])
+    parse(["--learner.popart", "--learner.popart-rate=0.1", "--replay.share=0.5", "--replay.unrolls=8"])
+    parse(["--local", "--max-policy-lag=3", "--learner.adam-beta1=0.8", "--actors.stagger"])
+    parse(["--learners=2", "--learner-placement=spread", "--run", "local"])
+    parse(["--preset=dmlab30", "--skip-missing-levels"])
+
+
+def test_a_folder_that_is_taken_is_refused_before_any_work(
+    tmp_path: Path, cli: Commands, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def prepare(*_: object) -> None:
+        raise AssertionError("the environment is prepared")
+
+    monkeypatch.setattr("commands.launch._prepare", prepare)
+    (tmp_path / "file").touch()
+    cli.refuse("launch", "--local", "--run", tmp_path, words="already exists and is not empty")
+    cli.refuse("launch", "--local", "--run", tmp_path / "file", words="expected a new folder, and")
+
+
+@pytest.mark.slow
+def test_options_of_one_run_and_weights_of_another(tmp_path: Path, cli: Commands) -> None:
+    for name, discount in (("a", "0.5"), ("b", "0.9")):
+        recall = ["--local", "--env=diagnostic:recall,delay=2", *SMALL, "--frames=32"]
+        cli.run("launch", *recall, f"--learner.discount={discount}", "--run", tmp_path / name)
+    words = ["--like", tmp_path / "a", "--from-run", tmp_path / "b"]
+    cli.run("launch", "--local", *words, "--run", tmp_path / "new")
+    config = json.loads((tmp_path / "new" / "config.json").read_text())
+    assert config["learner"]["discount"] == 0.5
+    assert config["from_run"] == str(checkpoints.load_latest(tmp_path / "b").path)
+    begin = load_file(tmp_path / "new" / "checkpoints" / f"{0:012d}" / "weights.safetensors")
+    for weight_name, weight in checkpoints.load_latest(tmp_path / "b").parts["weights"].items():
+        assert weight.equal(begin[weight_name])
 
 
 def described(text: str) -> dict[str, str]:

@@ -146,6 +146,19 @@ def test_a_launch_killed_before_its_first_checkpoint(kind: Kind, tmp_path: Path,
     assert saved_steps(folder)[-1] > 0
 
 
+def test_options_with_which_nothing_is_learned_do_not_stay(copied: Callable[..., Path], cli: Commands) -> None:
+    """A finished run that is resumed for longer, and fails at once, is what it was: it can be resumed and shown."""
+    folder = copied()
+    before = {name: json.loads((folder / name).read_text()) for name in ("config.json", "evaluation.json")}
+    with pytest.raises(SystemExit):
+        cli.run(*RESUME, folder, f"--frames={frames(40)}", "--learner.learning-rate=1e30", SELDOM)
+    error = cli.capfd.readouterr().err
+    assert "--learner.learning-rate 2.5e+29 (nothing was saved in this launch, so that config.json is as" in error
+    assert {name: json.loads((folder / name).read_text()) for name in before} == before
+    assert re.search("state +finished", cli.run("status", folder))
+    assert "finished" in cli.run(*RESUME, folder, f"--frames={frames(32)}")
+
+
 # A run's folder that is moved, removed or replaced.
 
 

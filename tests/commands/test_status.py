@@ -16,6 +16,7 @@ from storage import checkpoints
 from storage.metrics import read_metrics
 from storage.run import Run
 from tests.commands.cli import Commands
+from training.console import quantity
 from training.plain import to_plain
 
 Copied = Callable[..., Path]
@@ -46,7 +47,7 @@ def test_states_of_a_run(copied: Copied, cli: Commands, monkeypatch: pytest.Monk
     assert (rows["environment"], rows["core"]) == ("rooms:small", "compressive")
     assert rows["return in training"] == f"{last['episode/return']:.1f}"
     assert "(100.0 %)" in rows["progress"]
-    assert rows["actors"] == "1 alive, 0 restarts"
+    assert not {"actors", "frames/s", "policy lag", "learner idle"} & set(rows), "of a run that has ended"
     assert f"{last['step']:012d}" in rows["checkpoint"]
 
     # Without its evaluation.
@@ -70,7 +71,9 @@ def test_states_of_a_run(copied: Copied, cli: Commands, monkeypatch: pytest.Monk
 
     # Running.
     with Run(run).lock():
-        assert rows_of(run, cli)["state"] == "running"
+        rows = rows_of(run, cli)
+        assert rows["state"] == "running"
+        assert rows["actors"] == "1 alive, 0 restarts"
         (run / "metrics.jsonl").unlink()
         rows = rows_of(run, cli)
     assert rows["state"] == "running; nothing measured yet"
@@ -98,6 +101,19 @@ def test_status_and_runs_say_the_same(copied: Copied, cli: Commands) -> None:
     state, _, score = said()
     assert state == "trained, but not evaluated"
     assert score == f"oracle-normalised {last['episode/oracle_normalised']:.1f} % in training"
+
+
+def test_what_is_lost_after_the_last_checkpoint(copied: Copied, cli: Commands) -> None:
+    """After kill -9 rows of metrics are ahead of it."""
+    run = copied(frames=1_000_000)
+    assert "resumes at" not in rows_of(run, cli)
+    last = read_metrics(run)[-1]
+    ahead = last | {"step": 3 * last["step"], "learner/frames": 3 * last["learner/frames"]}
+    with (run / "metrics.jsonl").open("a") as file:
+        file.write(f"{json.dumps(ahead)}\n")
+    frames = last["learner/frames"]
+    rows = rows_of(run, cli)
+    assert rows["resumes at"] == f"{quantity(frames)} frames; {quantity(2 * frames)} since then are lost"
 
 
 ROWS = [

@@ -15,6 +15,7 @@ from tests.commands.cli import SMALL, command
 from training.console import say
 
 RUN = Path(__file__).parents[2] / "pretrained" / "small"
+CLOSED = "compressive: standard output is closed\n"
 FULL = "compressive: standard output: No space left on device\n"
 
 
@@ -30,8 +31,9 @@ def redirected(where: str, *arguments: object) -> tuple[int, str, str]:
     [
         (">/dev/full", ["--help"], (1, "", FULL)),
         (">/dev/full", ["--version"], (1, "", FULL)),
-        (">&-", ["--help"], (0, "", "")),
-        (">&- 2>&- <&-", ["--help"], (0, "", "")),
+        (">&-", ["--help"], (1, "", CLOSED)),
+        (">&-", ["status", str(RUN)], (1, "", CLOSED)),
+        (">&- 2>&- <&-", ["--help"], (1, "", "")),
         ("2>/dev/full", ["lunch"], (2, "", "")),
         ("2>&-", ["lunch"], (2, "", "")),
         (">/dev/full 2>/dev/full", ["--help"], (1, "", "")),

@@ -35,6 +35,7 @@ from training.evaluation import make_evaluator
 from training.factories import episode_stream, make_actor, make_agent
 from training.feeds import LocalFeed
 from training.plain import to_plain
+from training.schedules import describe_jump
 from training.signals import stop_on_signals
 from training.trainer import Trainer, train_agent
 
@@ -621,6 +622,12 @@ def test_a_resumed_run_says_how_its_learning_rate_jumps(tmp_path: Path, caplog: 
     smaller = dataclasses.replace(kept, learner=dataclasses.replace(LINEAR, entropy_cost_end=0.001))
     Trainer(smaller, Run(tmp_path), local=True).restore()
     assert caplog.messages == ["the entropy cost changes from 0.004 to 0.001"]
+
+    # Without schedules, their end is no reason for another rate.
+    constant = dataclasses.replace(LINEAR, learning_rate_schedule="constant", entropy_cost_end=None)
+    before = dataclasses.replace(config, learner=dataclasses.replace(constant, learning_rate=1e-3))
+    after = dataclasses.replace(longer, learner=dataclasses.replace(constant, learning_rate=1e-2))
+    assert describe_jump(before, after, 320) == "the learning rate changes from 0.001 to 0.01"
 
 
 def test_environments_may_be_spread_from_a_resumption_on(tmp_path: Path) -> None:
