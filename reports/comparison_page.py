@@ -207,6 +207,7 @@ def page_data(folder: Path, comparison: Comparison, missing: Mapping[str, str], 
         "over": kind.over,
         "lower": scale.lower,
         "fewest": comparison.fewest,
+        "finished": not comparison.unfinished,
         "interval": spread(comparison),
         "staged": any(getattr(run.config, "stages", ()) for run in comparison.runs),
         "meaning": _meaning(scale),
@@ -232,7 +233,8 @@ def _about(comparison: Comparison) -> str:
     noun = "seed" if len(seeds) == 1 else "seeds"
     which = f"{noun} {', '.join(map(str, seeds))}"
     length = " or ".join(map(quantity, totals))
-    return f"{counts}, {which}, {length} {comparison.kind.unit} each"
+    most = "up to " if comparison.unfinished else ""
+    return f"{counts}, {which}, {most}{length} {comparison.kind.unit} each"
 
 
 def _is_normalised(scale: Scale) -> bool:
