@@ -89,7 +89,10 @@ def write_reports(folder: Path, comparisons: Sequence[Comparison], missing: Mapp
 
 def _write_report(page: Path, beside: Path, data: Mapping[str, Any], comparison: Comparison) -> Path:
     """Writes a page, and its tables into a folder; returns the page's path."""
-    _write_files(beside, {f"{name}.csv": format_csv(rows).encode() for name, rows in tables(comparison).items()})
+    files = {}
+    for name, rows in tables(comparison).items():
+        files[f"{name}.csv"] = format_csv(rows).encode(errors="backslashreplace")  # paths need not be UTF-8
+    _write_files(beside, files)
     return write_page(page, "comparison", {**data, "tables": str(beside.relative_to(page.parent))})
 
 
