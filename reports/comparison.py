@@ -344,6 +344,10 @@ def _read_evaluation(run: Run, kind: Kind) -> dict[str, Any]:
     # Of the scores, each evaluation has that of the last scale.
     required = kind.scales[-1].final
     optional_scores = [*(scale.final for scale in kind.scales), *kind.references.values(), CORRECT]
+    for name in kind.details.values():
+        value = summary.get(name)
+        if value is not None and not is_finite(value):
+            raise ValueError(f"evaluation: {name}: expected a finite number or null, got {value!r}")
     for name in [required, *optional_scores]:
         if name in summary or name == required:
             require_schema(summary, {name: float}, "evaluation")
