@@ -26,7 +26,7 @@ from envs.processes import batch
 from reports.actions import columns, means, received
 from reports.episode import page_data
 from reports.pages import render_page
-from reports.video import action_lines, film, instruction_lines
+from reports.video import Frame, action_lines, count_frames, film, instruction_lines, pictures, signed
 from reports.views import BACKGROUND, BARS, WIDTH, Panel, coloured, panels, views, what_is_seen
 from tests.commands.pages import Elements, shown_frames, unpacked
 
@@ -125,6 +125,11 @@ def number_of_frames(path: Path) -> int:
     """Of a film."""
     with av.open(path) as video:
         return sum(1 for _ in video.decode(video=0))
+
+
+def held(recording: Recording) -> int:
+    """Frames for which the end of an episode stays."""
+    return round(0.7 * recording.fps)
 
 
 @pytest.fixture(scope="module")
@@ -271,7 +276,43 @@ def test_the_film_says_what_each_column_is(recording: Recording, tmp_path: Path)
     assert [len(lines) for lines in action_lines(uneven)] == [2, 2, 2]
 
     film([recording], tmp_path / "robot.mp4")
-    assert number_of_frames(tmp_path / "robot.mp4") == STEPS
+    assert number_of_frames(tmp_path / "robot.mp4") == STEPS + held(recording)
+
+
+def test_the_film_ends_with_the_last_reward(recording: Recording, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Scores of any size are readable, and the reward is beside them."""
+    said: list[tuple[str, str]] = []
+
+    def line(frame: Frame, name: str, value: str, more: str = "", colour: object = None) -> None:
+        if name == "score":
+            said.append((value, more))
+        drawn(frame, name, value, more, (1, 2, 3))
+
+    drawn = Frame.line
+    monkeypatch.setattr(Frame, "line", line)
+    last = [0.0] * (STEPS - 2) + [12345.4, 1.5]
+    film = list(pictures([replace(recording, rewards=np.array(last))]))
+    assert said == [("+0", "")] * (STEPS - 1) + [("+12,345", "+12,345"), ("+12,347", "+12,347")]
+    assert count_frames([recording]) == len(film) == STEPS + held(recording)
+    assert not np.array_equal(film[STEPS - 1], film[-1])
+    assert [signed(score) for score in (-1.25, 999.5, -1000.0, 2e9)] == ["-1.25", "+999.5", "-1,000", "+2e+09"]
+
+    # The reward begins behind the score.
+    frame = Frame(False)
+    texts: list[float] = []
+    monkeypatch.setattr(frame, "text", lambda left, top, text, colour=None: texts.append(left))
+    drawn(frame, "score", "+1,234,567", "+1,234,567")
+    _, score, reward = texts
+    assert reward > score + frame.font.getlength("+1,234,567")
+
+
+def test_a_long_name_of_an_action_has_two_lines(recording: Recording) -> None:
+    names = ("CompassIntercardinalDirection.NE", "go", f"{'x' * 50}.end")
+    discrete = replace(recording, parts=(), action_names=names, actions=np.arange(3))
+    long, short, longer = action_lines(discrete)
+    assert long == [("action", "CompassIntercardinal"), ("", "Direction.NE")]
+    assert short == [("action", "go"), ("", "")]
+    assert "".join(line for _, line in longer) == f"…{'x' * 35}.end"
 
 
 def test_the_film_leaves_out_what_does_not_fit(recording: Recording) -> None:
@@ -329,7 +370,7 @@ def test_the_film_shows_texts_in_few_lines_as_far_as_a_font_can_draw_them(tmp_pa
     assert "".join(lines_of_hostile).isprintable()
     assert lines_of_hostile[0] == "</script><img src=x"
     film([told], tmp_path / "told.mp4")
-    assert number_of_frames(tmp_path / "told.mp4") == STEPS
+    assert number_of_frames(tmp_path / "told.mp4") == STEPS + held(told)
 
 
 def test_a_film_shows_five_lines_of_a_long_text() -> None:
