@@ -37,7 +37,7 @@ function render() {
         include: [0, 1],
         series: kept(DATA.profiles),
       },
-      { height: 220, domain: [low, high], unread: true },
+      { height: 220, domain: [low, high], unread: true, raw: true },
     );
   }
   const coloured = kept(DATA.scores).map((row) => ({ ...row, colour: colourOf(row.index) }));
