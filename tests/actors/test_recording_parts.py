@@ -24,7 +24,7 @@ from envs.gym import adapt
 from envs.outputs import checked
 from envs.processes import batch
 from reports.actions import columns, means, received
-from reports.episode import page_data
+from reports.episode import _episode, page_data
 from reports.pages import render_page
 from reports.video import Frame, action_lines, count_frames, film, instruction_lines, pictures, signed
 from reports.views import BACKGROUND, BARS, WIDTH, Panel, coloured, panels, views, what_is_seen
@@ -182,8 +182,8 @@ def test_a_page_has_the_action_by_column(recording: Recording) -> None:
     np.testing.assert_allclose(numbers["received"][3], [9, 4 + 4 * math.tanh(0.5), -3, 1, 0], rtol=1e-6)
     np.testing.assert_allclose(numbers["means"][3], [5.0, -3.5], rtol=1e-6)
     np.testing.assert_allclose(numbers["scales"][3], [0.5, 2.0], rtol=1e-6)
-    probabilities = unpacked(episode["probabilities"], "u1").reshape(STEPS, 7) / 255
-    np.testing.assert_allclose(probabilities[3], [0.2, 0.3, 0.5, 0.5, 0.5, 0.75, 0.25], atol=0.002)
+    probabilities = (unpacked(episode["probabilities"], "<u2").reshape(STEPS, 7) / 65_535) ** 2
+    np.testing.assert_allclose(probabilities[3], [0.2, 0.3, 0.5, 0.5, 0.5, 0.75, 0.25], atol=2e-5)
     assert episode["choices"] == [0, 0, 1, 0]
 
     page = render_page("episode", data)
@@ -193,6 +193,29 @@ def test_a_page_has_the_action_by_column(recording: Recording) -> None:
     assert "A choice has bars" in page
     assert "A number is a line" in page
     assert "A number without bounds" in page
+
+
+def test_small_probabilities_of_a_page_are_not_0(recording: Recording) -> None:
+    """400 equal ones add up to 1, and one of 0.15 % is told from 0."""
+    equal = np.full((STEPS, 400), 1 / 400)
+    equal[1] = [0.0015, *[0.9985 / 399] * 399]
+    many = replace(recording, probabilities=equal)
+    (episode,) = page_data([many], "Many", "lstm")["episodes"]
+    shown = (unpacked(episode["probabilities"], "<u2").reshape(STEPS, 400) / 65_535) ** 2
+    np.testing.assert_allclose(shown.sum(axis=1), 1, atol=1e-3)
+    assert shown[1, 0] == pytest.approx(0.0015, rel=1e-2)
+
+
+def test_the_note_of_a_page_names_all_that_is_left_out(recording: Recording, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Steps of the first episode and another episode. Of what is left out nothing is counted."""
+    counted: list[int] = []
+    monkeypatch.setattr("reports.episode.agreement", lambda recordings: counted.append(len(recordings)))
+    _, bytes_of_two_steps = _episode(recording, views(recording)[:2])
+    page = page_data([recording] * 2, "Small", "lstm", limit=100_000 + bytes_of_two_steps)
+    assert page["note"] == (
+        f"The page shows the first 2 of {STEPS} steps of episode 1 and 1 of 2 episodes, because of its size."
+    )
+    assert counted == [1]
 
 
 def test_images_are_beside_each_other_above_the_vector(recording: Recording) -> None:

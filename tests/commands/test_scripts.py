@@ -295,7 +295,7 @@ COLUMNS = [
 ]
 ACTED = {
     "values": [0, 0],
-    "probabilities": [255, 0, 0, 255, 0, 51, 51, 153, 204, 51],
+    "probabilities": [round(65_535 * share**0.5) for share in (1, 0, 0, 1, 0, 0.2, 0.2, 0.6, 0.8, 0.2)],
     "numbers": {
         "received": [-1, 8, 0, 1, 1, 2, -3.25, 0],
         "means": [4, 1, 6, -3.5],
@@ -340,6 +340,12 @@ def test_of_many_values_the_most_probable_and_the_taken_are_shown() -> None:
     assert 5 not in shown
 
 
+def test_probabilities_of_a_page_are_stored_as_square_roots() -> None:
+    """A small one is not said to be 0."""
+    texts = "[65535, 46341, 2536, 830, 1, 0].map((root) => percent(chanceOf(root)))"
+    assert evaluated(texts) == ["100 %", "50 %", "0.1 %", "< 0.1 %", "< 0.1 %", "0.0 %"]
+
+
 def test_columns_know_where_their_numbers_are() -> None:
     found = evaluated("placed(columns).map(({ first, number }) => [first, number])", columns=COLUMNS)
     assert found == [[0, 0], [3, 0], [3, 1], [3, 2]]
@@ -347,7 +353,7 @@ def test_columns_know_where_their_numbers_are() -> None:
 
 def test_many_columns_are_folded() -> None:
     columns = [{"name": f"switch {index}", "size": 2, "low": 0, "high": 1} for index in range(9)]
-    of = {"values": [0], "probabilities": [255, 0] * 9, "numbers": {"received": [0] * 9, "means": [], "scales": []}}
+    of = {"values": [0], "probabilities": [65_535, 0] * 9, "numbers": {"received": [0] * 9, "means": [], "scales": []}}
     opened = "get('columns').children.map(({ attributes }) => 'open' in attributes)"
     for count, is_open in ((8, True), (9, False)):
         data = f"DATA = {{ columns: {json.dumps(columns[:count])} }};"
