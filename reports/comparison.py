@@ -617,10 +617,18 @@ class Comparison:
             mean=float(statistics.mean(scores)),
             correct=correct,
             reached=[run.reached(self.threshold, self.scale) for run in runs],
-            speed=float(np.mean([run.speed for run in runs])),
+            speed=_mean_of_known([run.speed for run in runs]),
             state_bytes=bytes_of_state(runs[0].config.core_config),
             reach=reach(runs[0].config.core_config),
         )
+
+
+def _mean_of_known(values: Sequence[float]) -> float:
+    """The mean of those that are not NaN; NaN if all are."""
+    known = [value for value in values if not math.isnan(value)]
+    if not known:
+        return math.nan
+    return float(np.mean(known))
 
 
 def _how_far(unfinished: Sequence[FinishedRun], count: int) -> str:

@@ -306,7 +306,9 @@ def _profiles(comparison: Comparison) -> list[dict[str, Any]]:
         for axis, values in (("x", places), ("y", share), ("low", low), ("high", high)):
             # If lower is better, places are descending.
             ascending = values[::-1] if comparison.scale.lower else values
-            curve[axis] = rounded(ascending, 5)
+            # Scores may differ in late digits alone.
+            digits = 12 if axis == "x" else 5
+            curve[axis] = rounded(ascending, digits)
         profiles.append(curve)
     return profiles
 

@@ -552,6 +552,20 @@ def test_a_comparison_of_unfinished_runs_confirms_nothing(make_run: MakeRun, tmp
     assert "not finished" not in finished
 
 
+def test_a_speed_that_was_not_measured_is_left_out(make_run: MakeRun) -> None:
+    """The mean is over the other runs. Places of the profile differ where scores do."""
+    paths = [make_run(f"{seed}", "gru", seed, [1.0], 7.12345 + seed * 1e-6) for seed in range(2)]
+    write_rows(paths[0] / "metrics.jsonl", [{"step": 100, "learner/frames": 100.0, "episode/return": 1.0}])
+    comparison = Comparison([read_run(path) for path in paths])
+    assert comparison.best.speed == 50
+    (profile,) = comparison_page._profiles(comparison)
+    assert len(set(profile["x"])) == 101
+
+    alone = Comparison([read_run(paths[0])])
+    table_of = comparison_page.variant_table(alone)
+    assert table_of["rows"][0][table_of["head"].index("steps/s")] == "-"
+
+
 def test_a_report_never_replaces_that_of_a_run(make_run: MakeRun, tmp_path: Path, cli: Commands) -> None:
     run = make_run("run", "lstm", 0, [1.0, 2.0], 3.0)
     (tmp_path / "file").write_text("all of it")
