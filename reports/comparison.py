@@ -30,6 +30,7 @@ from storage.errors import UserError
 from storage.files import is_finite, read_json, require_schema
 from storage.metrics import sample_metrics
 from storage.run import RUN_COMMANDS, Run
+from training.console import plural
 from training.factories import import_core
 from training.grid import label
 from training.plain import by_full_name, read_config
@@ -85,6 +86,8 @@ def _normalised(name: str) -> Scale:
     return Scale(scale, f"{name}-normalised score (%)", f"episode/{scale}", scale, threshold=75.0)
 
 
+NAMED = 5
+"""Most runs that are not finished of which a caution says how far they are."""
 MOST_CHANCE = 0.05
 """With which a difference between variants that are alike is taken for a real one."""
 CORRECT = "correct_choices_percent"
@@ -130,7 +133,8 @@ KIND = {
 class FinishedRun:
     """A finished run: rows of metrics as `sample_metrics` reads them, and the numbers of its evaluation by name.
 
-    data: its environment or corpus. digest: of the corpus's contents, if the run knows it.
+    data: its environment or corpus. digest: of the corpus's contents, if the run knows it. finished: False for a run
+    whose last scores in training stand for its evaluation; see `read_run`.
     """
 
     path: Path
@@ -140,6 +144,7 @@ class FinishedRun:
     summary: dict[str, Any]
     variant: str = ""
     digest: str = ""
+    finished: bool = True
 
     def is_same_as(self, other: "FinishedRun") -> bool:
         """Whether two are one run, by two paths or as a copy: the rows of two runs have different times."""
@@ -250,7 +255,7 @@ def read_run(path: Path, allow: str | None = None, live: bool = False) -> Finish
         done = rows[-1].get(counter, 0.0)
     is_trained = done >= total
     if live and not (is_trained and run.evaluation_file().is_file()):
-        unfinished = FinishedRun(path, config, data, rows, {}, digest=digest)
+        unfinished = FinishedRun(path, config, data, rows, {}, digest=digest, finished=False)
         if unfinished.learned_from != data:
             return unfinished  # what it reaches in training is another task's score
         in_own = [row for row in rows if in_last_stage(config, row)]
@@ -339,6 +344,10 @@ def _read_evaluation(run: Run, kind: Kind) -> dict[str, Any]:
     # Of the scores, each evaluation has that of the last scale.
     required = kind.scales[-1].final
     optional_scores = [*(scale.final for scale in kind.scales), *kind.references.values(), CORRECT]
+    for name in kind.details.values():
+        value = summary.get(name)
+        if value is not None and not is_finite(value):
+            raise ValueError(f"evaluation: {name}: expected a finite number or null, got {value!r}")
     for name in [required, *optional_scores]:
         if name in summary or name == required:
             require_schema(summary, {name: float}, "evaluation")
@@ -464,6 +473,11 @@ class Comparison:
             raise NotJoined(f"{mixed}: expected {needed}, got {', '.join(self.data)}")
         return scales[0]
 
+    @property
+    def unfinished(self) -> list[FinishedRun]:
+        """The runs whose last scores in training stand for their evaluations."""
+        return [run for run in self.runs if not run.finished]
+
     def best_of(self, variants: Sequence[Variant]) -> Variant:
         """The variant with the best score, the first one of equal ones."""
         extreme = min if self.scale.lower else max
@@ -512,7 +526,9 @@ class Comparison:
         return found
 
     def confirmed(self, ours: str, theirs: str) -> bool:
-        """Whether runs of the first of two variants are better; see `is_confirmed`."""
+        """Whether runs of the first of two variants are better; see `is_confirmed`. Never if a run is not finished."""
+        if self.unfinished:
+            return False
         return is_confirmed(self.improvements[ours, theirs], self.chances[ours, theirs])
 
     @functools.cached_property
@@ -563,6 +579,8 @@ class Comparison:
         found = []
         if self.apart:
             found.append(f"Each {self.kind.data} is compared by itself: {self.apart}.")
+        if self.unfinished:
+            found.append(_how_far(self.unfinished, len(self.runs)))
         if self.elsewhere:
             found.append(
                 f"Curves are of {' and '.join(self.elsewhere)}, where agents were trained; scores are of evaluations "
@@ -599,10 +617,30 @@ class Comparison:
             mean=float(statistics.mean(scores)),
             correct=correct,
             reached=[run.reached(self.threshold, self.scale) for run in runs],
-            speed=float(np.mean([run.speed for run in runs])),
+            speed=_mean_of_known([run.speed for run in runs]),
             state_bytes=bytes_of_state(runs[0].config.core_config),
             reach=reach(runs[0].config.core_config),
         )
+
+
+def _mean_of_known(values: Sequence[float]) -> float:
+    """The mean of those that are not NaN; NaN if all are."""
+    known = [value for value in values if not math.isnan(value)]
+    if not known:
+        return math.nan
+    return float(np.mean(known))
+
+
+def _how_far(unfinished: Sequence[FinishedRun], count: int) -> str:
+    """Says of so many runs which of them are not finished, and how much of the training of the first ones is over."""
+    progress = []
+    for run in unfinished[:NAMED]:
+        progress.append(f"{run.variant}, seed {run.config.seed} ({100 * run.share:.0f} % trained)")
+    if len(unfinished) > NAMED:
+        progress.append(f"and {len(unfinished) - NAMED} more")
+    verb = "is" if len(unfinished) == 1 else "are"
+    which = f"{len(unfinished)} of {plural(count, 'run')} {verb} not finished"
+    return f"{which}: their last score in training stands for the evaluation: {'; '.join(progress)}."
 
 
 def compare(runs: Sequence[FinishedRun], threshold: float | None = None) -> list[Comparison]:

@@ -89,7 +89,10 @@ def write_reports(folder: Path, comparisons: Sequence[Comparison], missing: Mapp
 
 def _write_report(page: Path, beside: Path, data: Mapping[str, Any], comparison: Comparison) -> Path:
     """Writes a page, and its tables into a folder; returns the page's path."""
-    _write_files(beside, {f"{name}.csv": format_csv(rows).encode() for name, rows in tables(comparison).items()})
+    files = {}
+    for name, rows in tables(comparison).items():
+        files[f"{name}.csv"] = format_csv(rows).encode(errors="backslashreplace")  # paths need not be UTF-8
+    _write_files(beside, files)
     return write_page(page, "comparison", {**data, "tables": str(beside.relative_to(page.parent))})
 
 
@@ -207,6 +210,7 @@ def page_data(folder: Path, comparison: Comparison, missing: Mapping[str, str], 
         "over": kind.over,
         "lower": scale.lower,
         "fewest": comparison.fewest,
+        "finished": not comparison.unfinished,
         "interval": spread(comparison),
         "staged": any(getattr(run.config, "stages", ()) for run in comparison.runs),
         "meaning": _meaning(scale),
@@ -232,7 +236,8 @@ def _about(comparison: Comparison) -> str:
     noun = "seed" if len(seeds) == 1 else "seeds"
     which = f"{noun} {', '.join(map(str, seeds))}"
     length = " or ".join(map(quantity, totals))
-    return f"{counts}, {which}, {length} {comparison.kind.unit} each"
+    most = "up to " if comparison.unfinished else ""
+    return f"{counts}, {which}, {most}{length} {comparison.kind.unit} each"
 
 
 def _is_normalised(scale: Scale) -> bool:
@@ -301,7 +306,9 @@ def _profiles(comparison: Comparison) -> list[dict[str, Any]]:
         for axis, values in (("x", places), ("y", share), ("low", low), ("high", high)):
             # If lower is better, places are descending.
             ascending = values[::-1] if comparison.scale.lower else values
-            curve[axis] = rounded(ascending, 5)
+            # Scores may differ in late digits alone.
+            digits = 12 if axis == "x" else 5
+            curve[axis] = rounded(ascending, digits)
         profiles.append(curve)
     return profiles
 

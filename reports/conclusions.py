@@ -34,6 +34,8 @@ def answer(comparison: Comparison) -> str:
     best = comparison.best.name
     if len(names) == 1:
         return f"There is only one variant, {best}: nothing is compared."
+    if comparison.unfinished:
+        return "Not all runs are finished: nothing is confirmed yet."
 
     better = {}
     for ours in names:
@@ -76,9 +78,9 @@ def evidence(comparison: Comparison) -> str:
 
 def needed(comparison: Comparison) -> str:
     """What would confirm that the best variant is better than its closest rival: of those that it is not confirmed to
-    be better than, the one with the best score. Empty if there is none, or that is not known."""
+    be better than, the one with the best score. Empty if there is none, that is not known, or a run is not finished."""
     not_confirmed = _not_confirmed(comparison)
-    if not not_confirmed or comparison.fewest < 2:
+    if not not_confirmed or comparison.fewest < 2 or comparison.unfinished:
         return ""
     best = comparison.best.name
     rival = comparison.best_of([variant for variant in comparison.variants if variant.name in not_confirmed]).name

@@ -18,6 +18,7 @@ from reports.actions import Column, columns, means, received
 from reports.compression import what_is_kept
 from reports.pages import packed, rounded, write_page
 from reports.report import pages_about
+from reports.tables import enumerated
 from reports.video import count_frames, film
 from reports.views import coloured, panels, views, webp, what_is_seen
 from training.console import Busy, counting
@@ -88,7 +89,7 @@ def page_data(recordings: Sequence[Recording], title: str, core: str, limit: int
         "rule": first.rule,
         "chooses": any(recording.choices.any() for recording in recordings),
         "reported": any(_may_be_probed(recording) for recording in recordings),
-        "agreement": agreement(recordings),
+        "agreement": agreement(recordings[: len(episodes)]),
         "kept": kept,
         "sheet": {
             "columns": SHEET_COLUMNS,
@@ -110,23 +111,26 @@ def _may_be_probed(recording: Recording) -> bool:
 def _episodes_that_fit(recordings: Sequence[Recording], room: int) -> tuple[list[dict[str, Any]], str]:
     """The episodes that fit into so many bytes, as the page reads them; and what is left out, in a sentence or ""."""
     episodes: list[dict[str, Any]] = []
-    note = ""
+    left_out: list[str] = []
     for number, recording in enumerate(recordings):
         pictures = views(recording)
         steps = len(pictures)
         episode, size = _episode(recording, pictures)
         # Of the first episode there is at least the beginning.
-        while size > room and not episodes:
+        while size > room and steps > 1 and not episodes:
             steps //= 2
             episode, size = _episode(recording, pictures[:steps])
-        if steps < len(recording.actions):
-            note = f"The page shows the first {steps} of {len(recording.actions)} steps, because of its size."
-        if size > room:
-            note = f"The page shows the first {number} of {len(recordings)} episodes, because of its size."
+        if size > room and episodes:
+            left_out.append(f"{number} of {len(recordings)} episodes")
             break
+        if steps < len(recording.actions):
+            of_episode = f" of episode {number + 1}" if len(recordings) > 1 else ""
+            left_out.append(f"{steps} of {len(recording.actions)} steps{of_episode}")
         episodes.append(episode)
         room -= size
-    return episodes, note
+    if not left_out:
+        return episodes, ""
+    return episodes, f"The page shows the first {enumerated(left_out)}, because of its size."
 
 
 def _episode(recording: Recording, pictures: np.ndarray) -> tuple[dict[str, Any], int]:
@@ -140,7 +144,8 @@ def _episode(recording: Recording, pictures: np.ndarray) -> tuple[dict[str, Any]
         "numbers": None,
         "values": rounded(recording.values[:steps]),
         "rewards": rounded(recording.rewards[:steps]),
-        "probabilities": packed(np.rint(255 * recording.probabilities[:steps]).astype(np.uint8)),
+        # Square roots, as those of attention: small probabilities are told from 0.
+        "probabilities": packed(np.rint(65_535 * np.sqrt(recording.probabilities[:steps])).astype(np.uint16)),
         "choices": recording.choices[:steps].tolist(),
         "evidence": _first_rounded(_evidence(recording), steps),
         "apart": _first_rounded(recording.counterfactual_distances, steps),

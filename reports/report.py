@@ -669,4 +669,5 @@ def pages_about(folder: Path, page: Path) -> list[dict[str, str]]:
 
 def _link(path: Path, page: Path) -> str:
     """From a page to a file, relative, so that the run's folder can be moved."""
-    return urllib.parse.quote(os.path.relpath(path.resolve(), page.resolve().parent))
+    relative = os.path.relpath(path.resolve(), page.resolve().parent)
+    return urllib.parse.quote(relative, errors="surrogateescape")

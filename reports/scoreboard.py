@@ -16,6 +16,7 @@ import numpy as np
 from envs import reference_scores
 from reports.comparison import Estimate, estimate, is_confirmed, repeated
 from reports.comparison_page import FOLDER, cell_text
+from reports.conclusions import EQUAL
 from reports.pages import write_page
 from reports.scores import FILE, Score, as_json
 from reports.statistics import chance_of_improvement, interquartile_mean, mean, probability_of_improvement
@@ -247,17 +248,19 @@ def _shown(cell: Cell, is_even: bool) -> dict[str, Any]:
 
 
 def _interval(score: Estimate) -> str:
-    """The ends in brackets, with as many digits in all cells; empty if there is no interval."""
+    """The ends in brackets, with as many digits in all cells; said if they are equal, and empty without an interval."""
     if math.isnan(score.low):
         return ""
+    if score.low == score.high:
+        return EQUAL
     return f"[{significant(score.low)}, {significant(score.high)}]"
 
 
 def costs_table(board: Scoreboard) -> dict[str, Any]:
-    """The costs, in the same form. Speeds that were not measured are dashes."""
+    """The costs, in the same form."""
     rows = []
     for name, cost in board.costs.items():
-        speeds = ["-" if math.isnan(speed) else quantity(speed) for speed in (cost.learning, cost.acting)]
+        speeds = [quantity(speed) for speed in (cost.learning, cost.acting)]
         rows.append([name, *speeds, f"{cost.state / 1024:.1f} KiB"])
     return {"head": ["variant", "learning, steps/s", "acting, steps/s", "state"], "rows": rows}
 
@@ -300,9 +303,12 @@ def _markdown(table: dict[str, Any]) -> str:
     def text(cell: Any) -> str:
         if isinstance(cell, dict) and cell.get("best"):
             cell = {**cell, "text": f"**{cell['text']}**"}
-        return printable(cell_text(cell).replace("  ", " "))
+        return escaped(cell_text(cell).replace("  ", " "))
 
-    head = [printable(title) for title in table["head"]]
+    def escaped(words: str) -> str:
+        return printable(words).replace("|", "\\|")
+
+    head = [escaped(title) for title in table["head"]]
     lines = [head, ["---"] * len(head)]
     for row in table["rows"]:
         lines.append([text(cell) for cell in row])

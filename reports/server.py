@@ -12,7 +12,7 @@ import shlex
 import threading
 import urllib.parse
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -219,7 +219,7 @@ def _links_to_comparisons(group: Group, entries: Sequence[Entry]) -> list[dict[s
         return []
     query = {"kind": group.kind, "data": group.data}
     here = {**query, "folder": group.folder}
-    links = [{"text": "compare these runs", "link": f"?{urllib.parse.urlencode(here)}"}]
+    links = [{"text": "compare these runs", "link": _query(here)}]
 
     num_everywhere = 0
     for entry in entries:
@@ -228,8 +228,13 @@ def _links_to_comparisons(group: Group, entries: Sequence[Entry]) -> list[dict[s
             num_everywhere += 1
     if num_everywhere > num_here:
         text = f"compare all {num_everywhere} runs on {group.data}"
-        links.append({"text": text, "link": f"?{urllib.parse.urlencode(query)}"})
+        links.append({"text": text, "link": _query(query)})
     return links
+
+
+def _query(values: Mapping[str, str]) -> str:
+    """The part of an address after its path; names of folders need not be UTF-8."""
+    return f"?{urllib.parse.urlencode(values, errors='surrogateescape')}"
 
 
 def _row(entry: Entry, variant: str, curve: dict[str, Any]) -> dict[str, Any]:

@@ -22,9 +22,10 @@ STRIP = 120
 LOOKS = 5
 """Remembered views below the view."""
 ACTION_LINES = 4
+NAME_LINES = 2
 INSTRUCTION_LINES = 5
 LINE_WIDTH = 20
-"""Most lines of what is said of an action and of an instruction, and most characters of a line."""
+"""Most lines of what is said of an action, of its name alone and of an instruction; most characters of a line."""
 REWARD_SECONDS = 0.7
 """A reward is shown so long."""
 TEXT = (235, 237, 240)
@@ -80,49 +81,88 @@ def count_frames(recordings: Sequence[Recording]) -> int:
     frames = 0
     for recording in recordings:
         steps = min(RENDERED_STEPS, len(recording.actions))
+        if steps == len(recording.actions):
+            steps += steps_of_reward(recording)
         frames += steps * frames_of_step(recording)
     return frames
 
 
+def steps_of_reward(recording: Recording) -> int:
+    """For how many steps a reward is shown, and the end of an episode."""
+    return max(1, round(REWARD_SECONDS * recording.fps))
+
+
 def pictures(recordings: Sequence[Recording]) -> Iterator[np.ndarray]:
-    """The frames of the video, [height, width, 3] uint8 each."""
+    """The frames of the video, [height, width, 3] uint8 each.
+
+    An episode ends with a picture of the score after its last action, which is held as long as a reward is shown; one
+    whose pictures end earlier does not.
+    """
     for number, recording in enumerate(recordings, 1):
-        returns = recording.returns
-        right = (recording.choices == 1).cumsum()
-        wrong = (recording.choices == -1).cumsum()
-        shown = views(recording)
-        actions = action_lines(recording)
-        instructions = instruction_lines(recording)
-        labels = panels(recording)
-        kept = max(1, round(REWARD_SECONDS * recording.fps))
-        for step, (view, remembered) in enumerate(zip(shown, looks(recording, LOOKS))):
-            frame = Frame(bool(recording.attention))
-            frame.picture(view, (0, 0, *VIEW))
-            frame.labels(labels, view.shape[:2])
-            frame.line("episode", f"{number} of {len(recordings)}")
-            frame.line("step", f"{step}")
-            for name, value in [*instructions[step], *actions[step]]:
-                frame.line(name, value)
-            frame.line("value", f"{recording.values[step]:+.2f}")
-            recent = recording.rewards[max(0, step - kept) : step].sum()
-            reward = f"{recent:+.4g}" if recent else ""
-            colour = GOOD if recent > 0 else BAD
-            frame.line("score", f"{returns[step]:+.4g}", reward, colour)
-            if recording.choices.any():
-                frame.line("choices", f"{right[step]} right, {wrong[step]} wrong")
-            if recording.attention:
-                shares = recording.attention_by_kind[step].mean(axis=(0, 1))
-                frame.attention(dict(zip(recording.slot_kinds, shares.tolist())))
-                frame.remembered(shown, remembered)
-            if recording.floor_plan and recording.poses is not None:
-                frame.map(recording.floor_plan, recording.poses[: step + 1])
+        scene = _Scene(recording, f"{number} of {len(recordings)}")
+        view = scene.shown[0]
+        last = len(recording.actions) - 1
+        for step, remembered in zip(range(len(scene.shown)), looks(recording, LOOKS)):
+            view = scene.shown[step]
+            frame = scene.frame(step, step, view, remembered)
             yield np.asarray(frame.image)
 
             # The views until the next step, beside the same panel.
             if recording.views_between is not None:
                 for between in recording.views_between[step]:
-                    frame.picture(coloured(between), (0, 0, *VIEW))
+                    view = coloured(between)
+                    frame.picture(view, (0, 0, *VIEW))
                     yield np.asarray(frame.image)
+            if step == last:
+                end = np.asarray(scene.frame(last, last + 1, view, remembered).image)
+                yield from [end] * (steps_of_reward(recording) * frames_of_step(recording))
+
+
+class _Scene:
+    """What the frames of an episode are drawn of."""
+
+    def __init__(self, recording: Recording, number: str) -> None:
+        self.recording = recording
+        self.number = number
+        self.shown = views(recording)
+        self.labels = panels(recording)
+        self.actions = action_lines(recording)
+        self.instructions = instruction_lines(recording)
+        self.returns = np.concatenate([[0.0], recording.rewards.cumsum()])  # [T + 1] before each action, and at the end
+        self.right = (recording.choices == 1).cumsum()
+        self.wrong = (recording.choices == -1).cumsum()
+
+    def frame(self, step: int, rewarded: int, view: np.ndarray, remembered: Sequence[Look]) -> "Frame":
+        """The frame of a step, with the score after so many actions."""
+        recording = self.recording
+        frame = Frame(bool(recording.attention))
+        frame.picture(view, (0, 0, *VIEW))
+        frame.labels(self.labels, self.shown[step].shape[:2])
+        frame.line("episode", self.number)
+        frame.line("step", f"{step}")
+        for name, value in [*self.instructions[step], *self.actions[step]]:
+            frame.line(name, value)
+        frame.line("value", f"{recording.values[step]:+.2f}")
+        recent = recording.rewards[max(0, rewarded - steps_of_reward(recording)) : rewarded].sum()
+        reward = signed(recent) if recent else ""
+        colour = GOOD if recent > 0 else BAD
+        frame.line("score", signed(self.returns[rewarded]), reward, colour)
+        if recording.choices.any():
+            frame.line("choices", f"{self.right[step]} right, {self.wrong[step]} wrong")
+        if recording.attention:
+            shares = recording.attention_by_kind[step].mean(axis=(0, 1))
+            frame.attention(dict(zip(recording.slot_kinds, shares.tolist())))
+            frame.remembered(self.shown, remembered)
+        if recording.floor_plan and recording.poses is not None:
+            frame.map(recording.floor_plan, recording.poses[: step + 1])
+        return frame
+
+
+def signed(score: float) -> str:
+    """A score or reward with its sign: four digits, or whole numbers from 1000 on."""
+    if 1000 <= abs(score) < 1e7:
+        return f"{score:+,.0f}"
+    return f"{score:+.4g}"
 
 
 def action_lines(recording: Recording) -> list[list[tuple[str, str]]]:
@@ -132,7 +172,8 @@ def action_lines(recording: Recording) -> list[list[tuple[str, str]]]:
     """
     names = recording.action_names
     if not recording.parts:
-        return [[("action", names[action])] for action in recording.actions]
+        lines_of_names = [_titled("action", _wrapped(name)) for name in names]
+        return _equally_long([lines_of_names[action] for action in recording.actions])
     known = columns(recording)
     found: list[list[tuple[str, str]]] = []
     for row in received(recording):
@@ -172,9 +213,14 @@ def _equally_long(found: list[list[tuple[str, str]]]) -> list[list[tuple[str, st
     return [lines + [("", "")] * (most - len(lines)) for lines in found]
 
 
-def shortened(name: str) -> str:
-    """A name of a column that leaves room for its value; the end of a long one, which tells it from others."""
-    most = LINE_WIDTH - 9
+def _wrapped(name: str) -> list[str]:
+    """The name of an action in few lines."""
+    name = shortened(name, NAME_LINES * LINE_WIDTH)
+    return textwrap.wrap(name, LINE_WIDTH, max_lines=NAME_LINES, placeholder=" …") or [""]
+
+
+def shortened(name: str, most: int = LINE_WIDTH - 9) -> str:
+    """The end of a long name, which tells it from others; by default that of a column, with room for its value."""
     if len(name) <= most:
         return name
     return "…" + name[1 - most :]
@@ -223,7 +269,8 @@ class Frame:
     def line(self, name: str, value: str, more: str = "", colour: Any = TEXT) -> None:
         self.text(self.left, self.top, name, FAINT)
         self.text(self.left + 84, self.top, value)
-        self.text(self.left + 160, self.top, more, colour)
+        behind = 84 + self.font.getlength(value) + 12
+        self.text(self.left + max(160, behind), self.top, more, colour)
         self.top += 24
 
     def attention(self, mass: dict[str, float]) -> None:

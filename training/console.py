@@ -27,7 +27,9 @@ MOST_PLAIN_SECONDS = 300.0
 
 
 def quantity(value: float) -> str:
-    """1234567 as 1.23M."""
+    """1234567 as 1.23M; - for NaN."""
+    if math.isnan(value):
+        return "-"
     for unit, size in (("G", 1e9), ("M", 1e6), ("k", 1e3)):
         rounded = f"{value / size:.3g}"
         if abs(float(rounded)) >= 1:

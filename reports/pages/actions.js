@@ -17,6 +17,9 @@ function placed(columns) {
   });
 }
 
+// A probability, of which the square root is stored.
+const chanceOf = (root) => (root / 65535) ** 2;
+const widthOf = (share) => Number((100 * share).toFixed(2));
 const taken = (of, at, index) => of.numbers.received[at * DATA.columns.length + index];
 const written = (value) => signed(Number(value.toPrecision(3))).replace("+", "");
 const meaning = (column, value) => (column.size ? String(value) : written(value));
@@ -33,7 +36,7 @@ function chancesOf(of, column, at, chosen) {
   const begin = at * total + column.first;
   const all = Array.from({ length: column.size }, (_, index) => [
     column.low + index,
-    of.probabilities[begin + index] / 255,
+    chanceOf(of.probabilities[begin + index]),
   ]);
   if (all.length <= MOST_VALUES) return all;
   const best = all
@@ -122,7 +125,7 @@ function showChoice(column, index) {
           const marked = each === chosen ? { class: "chosen" } : {};
           return [
             element("span", marked, String(each)),
-            element("i", { style: `width: ${100 * chance}%` }),
+            element("i", { style: `width: ${widthOf(chance)}%` }),
             element("b", marked, percent(chance)),
           ];
         }),
@@ -131,7 +134,7 @@ function showChoice(column, index) {
         const rest = Math.max(0, 1 - chances.reduce((sum, [, chance]) => sum + chance, 0));
         bars.append(
           element("span", {}, "others"),
-          element("i", { style: `width: ${100 * rest}%` }),
+          element("i", { style: `width: ${widthOf(rest)}%` }),
           element("b", {}, percent(rest)),
         );
       }

@@ -23,7 +23,8 @@ class Board {
     controls.append(label);
   }
 
-  // A box with a heading and a chart; series as in LineChart, but for colours. Returns its host.
+  // A box with a heading and a chart; series as in LineChart, but for colours. With the option `raw` nothing is smoothed.
+  // Returns its host.
   add(parent, { title, unit = "", include, lines, series }, options = {}) {
     const box = element("div");
     const heading = element("h3", {}, title);
@@ -34,7 +35,8 @@ class Board {
     parent.append(box);
     const coloured = series.map((line, index) => ({ ...line, colour: line.colour || colourOf(line.index ?? index) }));
     const draw = () => {
-      const { axis, smoothing } = CHOSEN;
+      const { axis } = CHOSEN;
+      const smoothing = options.raw ? 0 : CHOSEN.smoothing;
       const bands = axis === "x" ? this.options.bands : [];
       const most = Math.max(0, ...series.flatMap((line) => line[axis] || []));
       const [unit, each] =
@@ -47,7 +49,7 @@ class Board {
               : ["hours", 3600];
       const placed = coloured
         .filter((line) => line[axis])
-        .map((line) => ({ ...line, x: line[axis].map((x) => x / each) }));
+        .map((line) => placedAt(line, axis, each));
       const breaks = (bands || []).flatMap(({ from, to }) => [from, to]); // stages of a curriculum are different tasks
       const drawn = placed.flatMap((line) =>
         line.exact || line.thin || !Number(smoothing)
@@ -72,6 +74,14 @@ class Board {
     draw();
     return host;
   }
+}
+
+// A line over an axis in a unit, without the rows that have no place there.
+function placedAt(line, axis, unit) {
+  const known = line[axis].map((_, index) => index).filter((index) => line[axis][index] !== null);
+  const kept = (values) => values && known.map((index) => values[index]);
+  const x = kept(line[axis]).map((place) => place / unit);
+  return { ...line, x, y: kept(line.y), low: kept(line.low), high: kept(line.high) };
 }
 
 // A curve as an exponential moving average without the bias of its beginning, over a share of its points: at most about
@@ -105,6 +115,19 @@ function ticks(low, high, count) {
     found.push(Number((index * step).toPrecision(12)));
   }
   return found;
+}
+
+// Round numbers as text, with the digits of the step between them.
+function tickTexts(places) {
+  if (places.length < 2) return places.map(readable);
+  const step = places[1] - places[0];
+  return places.map((place) => {
+    const size = Math.abs(place);
+    if (size < 0.01) return readable(place);
+    const [unit, name] = unitOf(size);
+    const decimals = Math.max(0, -Math.floor(Math.log10(step / unit) + 1e-9));
+    return Number((place / unit).toFixed(Math.min(decimals, 12))) + name;
+  });
 }
 
 function extent(series, atLeast) {
@@ -163,7 +186,12 @@ class LineChart {
       this.svg.setAttribute("tabindex", 0);
       this.svg.addEventListener("pointermove", (event) => this.cursor(position(event)));
       this.svg.addEventListener("pointerleave", () => this.cursor(null));
-      this.svg.addEventListener("blur", () => this.cursor(null));
+      // What the arrow keys find is read out; what the pointer passes is not.
+      this.svg.addEventListener("focus", () => options.legend.setAttribute("aria-live", "polite"));
+      this.svg.addEventListener("blur", () => {
+        options.legend.setAttribute("aria-live", "off");
+        this.cursor(null);
+      });
       this.svg.addEventListener("keydown", (event) => {
         const by = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
         const { x } = this.series[this.series.length - 1] || {};
@@ -209,11 +237,13 @@ class LineChart {
         this.svg.append(shape("text", { x: left + wide / 2, y: box.top + 12, "text-anchor": "middle" }, band.label));
       }
     }
-    for (const tick of ticks(low, high, height > 120 ? 4 : height > 60 ? 3 : 2)) {
+    const heights = ticks(low, high, height > 120 ? 4 : height > 60 ? 3 : 2);
+    const heightTexts = tickTexts(heights);
+    heights.forEach((tick, index) => {
       const y = this.y(tick);
       this.svg.append(shape("line", { x1: box.left, x2: box.right, y1: y, y2: y, stroke: "var(--grid)" }));
-      this.svg.append(shape("text", { x: box.left - 8, y: y + 4, "text-anchor": "end" }, readable(tick)));
-    }
+      this.svg.append(shape("text", { x: box.left - 8, y: y + 4, "text-anchor": "end" }, heightTexts[index]));
+    });
     for (const { value, colour } of lines) {
       const y = this.y(value);
       this.svg.append(
@@ -253,12 +283,13 @@ class LineChart {
     }
     if (inset === undefined) {
       const places = ticks(from, to, Math.max(2, Math.floor(width / 60)));
+      const texts = tickTexts(places);
       const last = places.length - 1;
-      const wide = 7 * `${readable(places[last])} ${options.xLabel || ""}`.length; // the last tick has the unit
+      const wide = 7 * `${texts[last]} ${options.xLabel || ""}`.length; // the last tick has the unit
       places.forEach((tick, index) => {
         const right = Math.min(box.right, this.x(places[last]) + wide / 2);
         const x = index < last ? this.x(tick) : right;
-        const text = index < last ? readable(tick) : `${readable(tick)} ${options.xLabel || ""}`;
+        const text = index < last ? texts[index] : `${texts[index]} ${options.xLabel || ""}`;
         if (index === last || x < right - wide - 24)
           this.svg.append(shape("text", { x, y: height - 6, "text-anchor": index < last ? "middle" : "end" }, text));
       });
@@ -390,11 +421,17 @@ class LineChart {
     if (!drawn) this.say();
   }
 
+  // Whether a thin line is the first one of a colour that no other line has.
+  isAlone(line, index) {
+    const alike = (other, at) => other.colour === line.colour && (!other.thin || at < index);
+    return !this.series.some(alike);
+  }
+
   say() {
     const { legend, xLabel } = this.options;
     if (!legend) return;
     const nodes = this.series
-      .filter((line) => !line.thin)
+      .filter((line, index) => !line.thin || this.isAlone(line, index))
       .map((line) => {
         const node = element("span");
         const swatch = element("i");
@@ -405,7 +442,7 @@ class LineChart {
           this.at !== null &&
           Math.abs(this.x(this.at) - this.x(Math.max(line.x[0], Math.min(line.x[line.x.length - 1], this.at)))) > 8;
         node.append(swatch, `${line.name} `);
-        if (this.options.unread && this.at === null) return node;
+        if (line.thin || (this.options.unread && this.at === null)) return node; // thin lines differ in their values
         const [value, low, high] = [line.y, line.low, line.high].map((values) => values?.[index] ?? null);
         if (beyond) node.append(element("b", {}, "–"));
         else if (value === null || low === null || high === null) node.append(element("b", {}, readable(value)));
@@ -432,7 +469,8 @@ function nearest(sorted, value) {
 
 // Bars with error bars. bars: [{name, value, error, colour}]; names under the bars, values above them.
 function barChart(host, bars, { height = 200, label = "", text = readable } = {}) {
-  const svg = shape("svg", { role: "img", "aria-label": label });
+  const said = bars.map((bar) => `${bar.name} ${text(bar.value)}`);
+  const svg = shape("svg", { role: "img", "aria-label": [label, ...said].join("; ") });
   svg.redraw = draw;
   host.append(svg);
   function draw() {
@@ -483,6 +521,14 @@ function barChart(host, bars, { height = 200, label = "", text = readable } = {}
   draw();
 }
 
+// A text of at most so many letters; both ends of a long one tell it from others.
+function middleLeftOut(text, most) {
+  const letters = [...text];
+  if (letters.length <= most) return text;
+  const kept = Math.max(2, Math.floor(most) - 1);
+  return `${letters.slice(0, Math.ceil(kept / 2)).join("")}…${letters.slice(-Math.floor(kept / 2)).join("")}`;
+}
+
 // Rows of values on one scale. rows: [{name, colour, value, low, high, points, text, small}]: a diamond, a bar, circles,
 // and at the right end the value and its interval as text; low and high may be null. options: lines ([{name, value}],
 // drawn across), label.
@@ -516,13 +562,15 @@ function dotChart(host, rows, { lines = [], label = "" } = {}) {
     rows.forEach((row, index) => drawRow(row, above + each * index));
 
     function drawAxis() {
-      for (const tick of ticks(low, high, Math.max(2, Math.floor((to - from) / 80)))) {
+      const places = ticks(low, high, Math.max(2, Math.floor((to - from) / 80)));
+      const texts = tickTexts(places);
+      places.forEach((tick, index) => {
         svg.append(shape("line", { x1: x(tick), x2: x(tick), y1: above - 2, y2: height - 24, stroke: "var(--grid)" }));
         let anchor = "middle";
         if (x(tick) > width - 30) anchor = "end";
         else if (x(tick) < 30) anchor = "start";
-        svg.append(shape("text", { x: x(tick), y: height - 6, "text-anchor": anchor }, readable(tick)));
-      }
+        svg.append(shape("text", { x: x(tick), y: height - 6, "text-anchor": anchor }, texts[index]));
+      });
     }
 
     function drawLines() {
@@ -552,7 +600,10 @@ function dotChart(host, rows, { lines = [], label = "" } = {}) {
       const y = top + (beside ? 14 : 30);
       const at = x(row.value);
       const line = beside ? y + 4 : top + 15;
-      svg.append(shape("text", { x: 8, y: line, class: "within name" }, row.name));
+      const room = (beside ? from - 16 : width - numbers - 24) / 7;
+      const name = shape("text", { x: 8, y: line, class: "within name" }, middleLeftOut(row.name, room));
+      name.append(shape("title", {}, row.name));
+      svg.append(name);
       const end = width - 8 - intervals;
       svg.append(shape("text", { x: end, y: line, "text-anchor": "end", class: "within value" }, row.text));
       svg.append(shape("text", { x: end + 6, y: line, class: "within" }, row.small));

@@ -86,7 +86,7 @@ function numbers(of, at) {
   if (!DATA.columns?.length)
     found.push([
       "probability of the last action",
-      of.probabilities[at * DATA.actions.length + of.actions[at]] / 255,
+      chanceOf(of.probabilities[at * DATA.actions.length + of.actions[at]]),
       percent,
     ]);
   if (stay) found.push([`steps since the ${DATA.plan.rooms[0]}`, at - stay[1], readable]);

@@ -37,12 +37,12 @@ function render() {
         include: [0, 1],
         series: kept(DATA.profiles),
       },
-      { height: 220, domain: [low, high], unread: true },
+      { height: 220, domain: [low, high], unread: true, raw: true },
     );
   }
   const coloured = kept(DATA.scores).map((row) => ({ ...row, colour: colourOf(row.index) }));
   const bestFirst = coloured.sort((a, b) => (DATA.lower ? a.value - b.value : b.value - a.value));
-  dotChart(get("scores"), bestFirst, { lines: DATA.lines, label: `Final ${DATA.scale}` });
+  dotChart(get("scores"), bestFirst, { lines: DATA.lines, label: `${DATA.finished ? "Final" : "Last"} ${DATA.scale}` });
   for (const row of document.querySelectorAll("tr[data-variant]")) row.hidden = !within(Number(row.dataset.variant));
   DATA.scores.forEach(({ index }) => {
     for (const cell of document.querySelectorAll(`#improvements tr > :nth-child(${index + 2})`))

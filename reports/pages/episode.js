@@ -11,6 +11,7 @@ let numChosen = 0;
 const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
 const signed = (value) => (value > 0 ? "+" : value < 0 ? "−" : "") + readable(Math.abs(value));
 const percent = (value) => {
+  if (value > 0 && value < 0.0005) return "< 0.1 %";
   if (value >= 0.995 && value < 1) return `${(Math.floor(1000 * value) / 10).toFixed(1)} %`; // 100 % is all
   return `${(100 * value).toFixed(value < 0.0995 ? 1 : 0)} %`;
 };
@@ -53,7 +54,7 @@ const unpack = (of) =>
       layer.weights = await unpacked(layer.weights, Uint8Array);
       layer.steps = await unpacked(layer.steps, Int32Array);
     }
-    of.probabilities = await unpacked(of.probabilities, Uint8Array);
+    of.probabilities = await unpacked(of.probabilities, Uint16Array);
     for (const name of of.numbers ? ["received", "means", "scales"] : [])
       of.numbers[name] = await unpacked(of.numbers[name], Float32Array);
     of.drawn = of.drawn && (await unpacked(of.drawn, Uint8Array));
@@ -176,10 +177,10 @@ function probabilities() {
   get("policy").replaceChildren(
     ...DATA.actions.flatMap((name, action) => {
       const taken = action === episode.actions[step] ? { class: "chosen" } : {};
-      const share = chances[action] / 255;
+      const share = chanceOf(chances[action]);
       return [
         element("span", taken, name),
-        element("i", { style: `width: ${100 * share}%` }),
+        element("i", { style: `width: ${widthOf(share)}%` }),
         element("b", taken, percent(share)),
       ];
     }),

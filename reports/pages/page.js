@@ -7,6 +7,14 @@ const get = (id) => document.getElementById(id);
 const COLOURS = 12;
 const colourOf = (index) => `var(--s${index % COLOURS})`;
 
+// What a size is counted in, and its sign.
+function unitOf(size) {
+  if (size >= 1e9) return [1e9, " G"];
+  if (size >= 1e6) return [1e6, " M"];
+  if (size >= 1e4) return [1e3, " k"];
+  return [1, ""];
+}
+
 // A number as people read it.
 function readable(value) {
   if (value === null || value === undefined || Number.isNaN(value)) return "–";
@@ -25,7 +33,7 @@ function readable(value) {
 function withInterval(value, low, high) {
   const numbers = [value, low, high];
   const width = high - low;
-  if (!(width > 0) || Math.max(...numbers.map(Math.abs)) >= 1e4) return numbers.map(readable);
+  if (!(width > 0) || Math.max(...numbers.map(Math.abs)) >= 1e6) return numbers.map(readable);
   const decimals = Math.min(6, Math.max(0, Math.ceil(-Math.log10(width / 5))));
   return numbers.map((number) => {
     const text = number.toFixed(decimals);

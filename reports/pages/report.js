@@ -4,10 +4,12 @@ const percent = (value) => `${readable(100 * value)} %`;
 
 function buckets() {
   const { bars, steps, episodes, full } = DATA.buckets;
+  const isSpread = bars.some((bar) => bar.error);
   get("bucketnote").textContent =
-    `Mean attention over layers, heads and ${readable(steps)} steps of ${episodes} episodes, from the oldest slots to the newest` +
+    `Mean attention over layers, heads and ${readable(steps)} steps of ${episodes} episode${episodes === 1 ? "" : "s"}, from the oldest slots to the newest` +
     (full ? ", where memory was full" : "; memory was never full") +
-    ". Lines are the standard error over episodes (Figure 2 of the paper).";
+    (isSpread ? ". Lines are the standard error over episodes" : "") +
+    " (Figure 2 of the paper).";
   barChart(
     get("buckets"),
     bars.map(({ kind, name, mean, error }) => ({

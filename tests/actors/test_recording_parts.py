@@ -24,9 +24,9 @@ from envs.gym import adapt
 from envs.outputs import checked
 from envs.processes import batch
 from reports.actions import columns, means, received
-from reports.episode import page_data
+from reports.episode import _episode, page_data
 from reports.pages import render_page
-from reports.video import action_lines, film, instruction_lines
+from reports.video import Frame, action_lines, count_frames, film, instruction_lines, pictures, signed
 from reports.views import BACKGROUND, BARS, WIDTH, Panel, coloured, panels, views, what_is_seen
 from tests.commands.pages import Elements, shown_frames, unpacked
 
@@ -127,6 +127,11 @@ def number_of_frames(path: Path) -> int:
         return sum(1 for _ in video.decode(video=0))
 
 
+def held(recording: Recording) -> int:
+    """Frames for which the end of an episode stays."""
+    return round(0.7 * recording.fps)
+
+
 @pytest.fixture(scope="module")
 def recording() -> Recording:
     """An episode of the robot without texts."""
@@ -177,8 +182,8 @@ def test_a_page_has_the_action_by_column(recording: Recording) -> None:
     np.testing.assert_allclose(numbers["received"][3], [9, 4 + 4 * math.tanh(0.5), -3, 1, 0], rtol=1e-6)
     np.testing.assert_allclose(numbers["means"][3], [5.0, -3.5], rtol=1e-6)
     np.testing.assert_allclose(numbers["scales"][3], [0.5, 2.0], rtol=1e-6)
-    probabilities = unpacked(episode["probabilities"], "u1").reshape(STEPS, 7) / 255
-    np.testing.assert_allclose(probabilities[3], [0.2, 0.3, 0.5, 0.5, 0.5, 0.75, 0.25], atol=0.002)
+    probabilities = (unpacked(episode["probabilities"], "<u2").reshape(STEPS, 7) / 65_535) ** 2
+    np.testing.assert_allclose(probabilities[3], [0.2, 0.3, 0.5, 0.5, 0.5, 0.75, 0.25], atol=2e-5)
     assert episode["choices"] == [0, 0, 1, 0]
 
     page = render_page("episode", data)
@@ -188,6 +193,29 @@ def test_a_page_has_the_action_by_column(recording: Recording) -> None:
     assert "A choice has bars" in page
     assert "A number is a line" in page
     assert "A number without bounds" in page
+
+
+def test_small_probabilities_of_a_page_are_not_0(recording: Recording) -> None:
+    """400 equal ones add up to 1, and one of 0.15 % is told from 0."""
+    equal = np.full((STEPS, 400), 1 / 400)
+    equal[1] = [0.0015, *[0.9985 / 399] * 399]
+    many = replace(recording, probabilities=equal)
+    (episode,) = page_data([many], "Many", "lstm")["episodes"]
+    shown = (unpacked(episode["probabilities"], "<u2").reshape(STEPS, 400) / 65_535) ** 2
+    np.testing.assert_allclose(shown.sum(axis=1), 1, atol=1e-3)
+    assert shown[1, 0] == pytest.approx(0.0015, rel=1e-2)
+
+
+def test_the_note_of_a_page_names_all_that_is_left_out(recording: Recording, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Steps of the first episode and another episode. Of what is left out nothing is counted."""
+    counted: list[int] = []
+    monkeypatch.setattr("reports.episode.agreement", lambda recordings: counted.append(len(recordings)))
+    _, bytes_of_two_steps = _episode(recording, views(recording)[:2])
+    page = page_data([recording] * 2, "Small", "lstm", limit=100_000 + bytes_of_two_steps)
+    assert page["note"] == (
+        f"The page shows the first 2 of {STEPS} steps of episode 1 and 1 of 2 episodes, because of its size."
+    )
+    assert counted == [1]
 
 
 def test_images_are_beside_each_other_above_the_vector(recording: Recording) -> None:
@@ -271,7 +299,43 @@ def test_the_film_says_what_each_column_is(recording: Recording, tmp_path: Path)
     assert [len(lines) for lines in action_lines(uneven)] == [2, 2, 2]
 
     film([recording], tmp_path / "robot.mp4")
-    assert number_of_frames(tmp_path / "robot.mp4") == STEPS
+    assert number_of_frames(tmp_path / "robot.mp4") == STEPS + held(recording)
+
+
+def test_the_film_ends_with_the_last_reward(recording: Recording, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Scores of any size are readable, and the reward is beside them."""
+    said: list[tuple[str, str]] = []
+
+    def line(frame: Frame, name: str, value: str, more: str = "", colour: object = None) -> None:
+        if name == "score":
+            said.append((value, more))
+        drawn(frame, name, value, more, (1, 2, 3))
+
+    drawn = Frame.line
+    monkeypatch.setattr(Frame, "line", line)
+    last = [0.0] * (STEPS - 2) + [12345.4, 1.5]
+    film = list(pictures([replace(recording, rewards=np.array(last))]))
+    assert said == [("+0", "")] * (STEPS - 1) + [("+12,345", "+12,345"), ("+12,347", "+12,347")]
+    assert count_frames([recording]) == len(film) == STEPS + held(recording)
+    assert not np.array_equal(film[STEPS - 1], film[-1])
+    assert [signed(score) for score in (-1.25, 999.5, -1000.0, 2e9)] == ["-1.25", "+999.5", "-1,000", "+2e+09"]
+
+    # The reward begins behind the score.
+    frame = Frame(False)
+    texts: list[float] = []
+    monkeypatch.setattr(frame, "text", lambda left, top, text, colour=None: texts.append(left))
+    drawn(frame, "score", "+1,234,567", "+1,234,567")
+    _, score, reward = texts
+    assert reward > score + frame.font.getlength("+1,234,567")
+
+
+def test_a_long_name_of_an_action_has_two_lines(recording: Recording) -> None:
+    names = ("CompassIntercardinalDirection.NE", "go", f"{'x' * 50}.end")
+    discrete = replace(recording, parts=(), action_names=names, actions=np.arange(3))
+    long, short, longer = action_lines(discrete)
+    assert long == [("action", "CompassIntercardinal"), ("", "Direction.NE")]
+    assert short == [("action", "go"), ("", "")]
+    assert "".join(line for _, line in longer) == f"…{'x' * 35}.end"
 
 
 def test_the_film_leaves_out_what_does_not_fit(recording: Recording) -> None:
@@ -329,7 +393,7 @@ def test_the_film_shows_texts_in_few_lines_as_far_as_a_font_can_draw_them(tmp_pa
     assert "".join(lines_of_hostile).isprintable()
     assert lines_of_hostile[0] == "</script><img src=x"
     film([told], tmp_path / "told.mp4")
-    assert number_of_frames(tmp_path / "told.mp4") == STEPS
+    assert number_of_frames(tmp_path / "told.mp4") == STEPS + held(told)
 
 
 def test_a_film_shows_five_lines_of_a_long_text() -> None:

@@ -20,6 +20,7 @@ from reports.comparison import KIND, Comparison, reach, read_run
 from reports.comparison import compare as compare_runs
 from reports.comparison_page import write_reports
 from reports.conclusions import INTERVAL, RANGE, agreement, answer, evidence, next_best, score_texts, spread
+from reports.server import Watch
 from reports.tables import print_table
 from storage.run import Run
 from tests.commands.cli import Commands
@@ -521,6 +522,48 @@ def test_runs_that_are_not_finished_or_damaged_are_named(make_run: MakeRun, tmp_
     # No frames at all.
     (run / "metrics.jsonl").write_text('{"step": 1}\n{"step": 2, "learner/frames"')
     cli.refuse(*compared, words=f"got 0 of 300 frames; {again}")
+
+
+def test_a_comparison_of_unfinished_runs_confirms_nothing(make_run: MakeRun, tmp_path: Path, cli: Commands) -> None:
+    """All of the finished runs are better than all others, which have only begun."""
+    runs = []
+    for seed in range(7):
+        runs.append(make_run(f"done{seed}", "gru", seed, [1.0, 2.0, 3.0], 60.0 + seed))
+        begun = make_run(f"begun{seed}", "lstm", seed, [1.0, 2.0, 3.0 + seed], 0.0, frames=10_000)
+        (begun / "evaluation.json").unlink()
+        runs.append(begun)
+
+    with Watch(tmp_path, 0) as server:
+        _, make = server.comparison("launch", RECALL, None)
+        text = html.unescape(make())
+    about = "14 runs: 2 variants, seeds 0, 1, 2, 3, 4, 5, 6, up to 300 or 10k frames each"
+    progress = "; ".join(f"lstm (frames 10000), seed {seed} (3 % trained)" for seed in range(5))
+    caution = "7 of 14 runs are not finished: their last score in training stands for the evaluation: "
+    last = "of other runs they are the last points of their curves"
+    for words in (about, caution, f"{progress}; and 2 more.", "<h2>Scores so far</h2>", last):
+        assert words in text
+    assert "<b>Not all runs are finished: nothing is confirmed yet.</b>" in text
+    for words in ("is better than lstm", "Final scores", "Tables (CSV)", "is confirmed.", 'class="best"', "color-mix"):
+        assert words not in text.partition("</style>")[2]
+
+    _, finished = compare(cli, tmp_path / "out", runs[::2])
+    assert "<h2>Final scores</h2>" in finished
+    assert "Tables (CSV) are in the folder <code>report</code>" in finished
+    assert "not finished" not in finished
+
+
+def test_a_speed_that_was_not_measured_is_left_out(make_run: MakeRun) -> None:
+    """The mean is over the other runs. Places of the profile differ where scores do."""
+    paths = [make_run(f"{seed}", "gru", seed, [1.0], 7.12345 + seed * 1e-6) for seed in range(2)]
+    write_rows(paths[0] / "metrics.jsonl", [{"step": 100, "learner/frames": 100.0, "episode/return": 1.0}])
+    comparison = Comparison([read_run(path) for path in paths])
+    assert comparison.best.speed == 50
+    (profile,) = comparison_page._profiles(comparison)
+    assert len(set(profile["x"])) == 101
+
+    alone = Comparison([read_run(paths[0])])
+    table_of = comparison_page.variant_table(alone)
+    assert table_of["rows"][0][table_of["head"].index("steps/s")] == "-"
 
 
 def test_a_report_never_replaces_that_of_a_run(make_run: MakeRun, tmp_path: Path, cli: Commands) -> None:

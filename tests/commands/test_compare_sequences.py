@@ -12,6 +12,7 @@ import pytest
 from reports.comparison import KIND, read_run
 from reports.overview import describe, learning_curve
 from sequences.kinds import PRESETS
+from storage.errors import UserError
 from storage.run import Run
 from tests.commands.cli import Commands
 from tests.commands.finished import compare, table, write_run
@@ -116,6 +117,16 @@ def test_runs_of_other_words_are_not_compared(tmp_path: Path, cli: Commands) -> 
         printed = cli.run("compare", "--from", *pair, "--folder", tmp_path / "out")
         assert "Each corpus is compared by itself: mixed corpora: expected every variant on each of python" in printed
         shutil.rmtree(tmp_path / "out")
+
+
+@pytest.mark.parametrize("damaged", ["x", [1], True, float("nan")])
+def test_other_numbers_of_an_evaluation_are_numbers(damaged: Any, tmp_path: Path) -> None:
+    config = PRESETS["speech"]("cpu", "lstm")
+    known = make_sequence_run(tmp_path / "known", config, [2.0], {"nats": 2.0, "bits": 1.0, "validation": None})
+    assert read_run(known).summary["bits"] == 1.0
+    run = make_sequence_run(tmp_path / "damaged", config, [2.0], {"nats": 2.0, "validation": damaged})
+    with pytest.raises(UserError, match="evaluation: validation: expected a finite number or null, got"):
+        read_run(run)
 
 
 def test_runs_of_two_kinds_are_refused(tmp_path: Path, cli: Commands) -> None:

@@ -107,7 +107,7 @@ def test_greedy_actions(
     assert always_best() == {2: greedy, 1: greedy}
     assert SHORT in printed
     with av.open(str(film)) as video:
-        assert sum(1 for _ in video.decode(video=0)) == 2 * 100
+        assert sum(1 for _ in video.decode(video=0)) == 2 * (100 + 40)  # the end of each stays for 0.7 s
 
     was_best.clear()
     cli.run("visualize", copied(env=SHORT), "--episodes", 1, "--output", tmp_path / "page", *typed)

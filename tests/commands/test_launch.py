@@ -113,7 +113,7 @@ def test_the_video_of_a_run_is_a_whole_episode(finished: tuple[Path, str]) -> No
         assert (stream.width, stream.height, stream.average_rate) == (920, 600, 60)
         pictures = list(video.decode(video=0))
         first = pictures[0].to_ndarray(format="rgb24")
-    assert len(pictures) == 720
+    assert len(pictures) == 720 + 40, "the end stays for 0.7 s, in steps of four frames"
     assert first.std() > 10, "not blank"
 
 

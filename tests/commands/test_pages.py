@@ -60,8 +60,8 @@ def test_the_page_of_a_run_holds_the_episode_as_it_was_played(page: Path, record
 
     # Numbers of each step.
     assert episode["actions"] == recording.actions.tolist()
-    chances = unpacked(episode["probabilities"], "u1").reshape(-1, len(data["actions"])) / 255.0
-    np.testing.assert_allclose(chances, recording.probabilities, atol=0.002)
+    roots = unpacked(episode["probabilities"], "<u2").reshape(-1, len(data["actions"])) / 65_535
+    np.testing.assert_allclose(roots**2, recording.probabilities, atol=2e-5)
     np.testing.assert_allclose(episode["values"], recording.values, rtol=1e-3, atol=1e-6)
     np.testing.assert_allclose(episode["rewards"], recording.rewards, rtol=1e-3, atol=1e-6)
     np.testing.assert_allclose(episode["scores"], recording.returns, atol=1e-3)
@@ -148,7 +148,7 @@ def test_visualize_writes_a_video_and_a_page(copied: Copied, tmp_path: Path, cli
 
     four, five, greedy = played
     assert four["actions"] != five["actions"]
-    probabilities = unpacked(greedy["probabilities"], "u1").reshape(len(greedy["actions"]), -1)
+    probabilities = unpacked(greedy["probabilities"], "<u2").reshape(len(greedy["actions"]), -1)
     chosen = np.take_along_axis(probabilities, np.array(greedy["actions"])[:, None], axis=1)[:, 0]
     np.testing.assert_array_equal(chosen, probabilities.max(axis=1))
     assert greedy["actions"] != five["actions"]

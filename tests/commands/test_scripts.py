@@ -3,6 +3,7 @@
 import json
 import shutil
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,8 @@ const made = () => ({
 const known = {};
 const document = {
   createElement: (name) => ({ ...made(), name }), createElementNS: (_, name) => ({ ...made(), name }),
-  getElementById: (id) => (known[id] ??= made()), addEventListener() {},
+  getElementById: (id) => (known[id] ??= made()), addEventListener() {}, querySelectorAll: () => [],
+  body: { dataset: {} },
 };
 const window = { devicePixelRatio: 1, addEventListener() {} };
 class ResizeObserver { observe() {} }
@@ -32,13 +34,14 @@ let DATA;
 """As much of a browser as the functions need: elements that keep what they are given."""
 
 
-def evaluated(*lines: str, **values: Any) -> Any:
+def evaluated(*lines: str, scripts_of_page: Sequence[str] = SCRIPTS, **values: Any) -> Any:
     """The value of the last of some lines of JavaScript, which is an expression, as JSON has it.
 
     The functions of the pages can be used, and `values` as constants of their names.
     """
     folder = Path(reports.pages.__file__).parent
-    scripts = [(folder / name).read_text().removesuffix("\nstart();\n") for name in SCRIPTS]
+    texts = [(folder / name).read_text() for name in scripts_of_page]
+    scripts = [text.removesuffix("\nstart();\n").removesuffix("\nrender();\nstayLive(render);\n") for text in texts]
     scripts[0] = scripts[0].replace('"use strict";', "")
     constants = [f"const {name} = {json.dumps(value)};" for name, value in values.items()]
     *statements, expression = lines
@@ -79,6 +82,99 @@ def test_a_smoothed_curve_begins_anew_where_another_stage_does() -> None:
     assert evaluated("smoothed(line, 1, [2]).y", line=line) == pytest.approx([8, 8, 2, 2])
     through = evaluated("smoothed(line, 1).y", line=line)
     assert 2 < through[2] < 8
+
+
+TELL = """
+const all = (node, name) => [
+  ...(node.name === name ? [node] : []), ...(node.children || []).flatMap((child) => all(child, name)),
+];
+const texts = (node) => all(node, "text").map(({ textContent }) => textContent);
+"""
+"""Functions that find the nodes of a kind, and the texts of a chart."""
+
+
+def test_the_performance_profile_is_never_smoothed() -> None:
+    """The slider is that of the learning curves. A step from 1 to 0 has a move of the pen and two heights."""
+    x = list(range(101))
+    y = [float(place < 50) for place in x]
+    profile = {"name": "a", "index": 0, "x": x, "y": y, "low": [None] * 101, "high": [None] * 101}
+    score = {"name": "a", "index": 0, "value": 1, "low": None, "high": None, "text": "1", "small": "", "points": [1]}
+    data = {"unit": "frames", "scale": "return", "filters": {}, "panels": [], "lines": [], "lower": False}
+    data |= {"profiles": [profile], "scores": [score], "finished": True}
+    begin = f"DATA = {json.dumps(data)}; CHOSEN.smoothing = 1; {TELL} render();"
+    path = "all(get('profile'), 'path').map(({ attributes }) => attributes.d)"
+    drawn = evaluated(begin, path, scripts_of_page=("page.js", "charts.js", "comparison.js"))
+    assert [len({point.split()[1] for point in line.lstrip("M").split("L")}) for line in drawn] == [2]
+
+
+def test_rows_without_a_time_are_not_drawn_over_time() -> None:
+    series = {"name": "a", "x": [1, 2, 3], "time": [None, None, 60], "y": [5, 6, 7]}
+    begin = "CHOSEN.axis = 'time'; CHOSEN.smoothing = 0; const host = made();"
+    board = "new Board(made(), { x: 'frames', time: 'time' }).add(host, { title: 't', series: [series] });"
+    dots = "all(host, 'circle').map(({ attributes }) => Number(attributes.cx))"
+    assert evaluated(TELL, begin, board, dots, series=series) == [400 - 8]
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "expected"),
+    [
+        (10_850, 11_150, ["10.9 k", "11 k", "11.1 k"]),
+        (0, 20_000, ["0", "5000", "10 k", "15 k", "20 k"]),
+        (0, 1, ["0", "0.5", "1"]),
+        (100, 101, ["100", "100.5", "101"]),
+        (0, 2e6, ["0", "500 k", "1 M", "1.5 M", "2 M"]),
+        (0, 0.002, ["0", "5e−4", "1e−3", "1.5e−3", "2e−3"]),
+    ],
+)
+def test_labels_of_ticks_have_the_digits_of_their_step(low: float, high: float, expected: list[str]) -> None:
+    assert evaluated("tickTexts(ticks(low, high, 4))", low=low, high=high) == expected
+
+
+def test_large_numbers_with_an_interval_have_its_digits() -> None:
+    """Up to a million, as the tables have them."""
+    numbers = "[withInterval(12345.6, 12340, 12350), withInterval(2e6, 1e6, 3e6)]"
+    assert evaluated(numbers) == [["12346", "12340", "12350"], ["2 M", "1 M", "3 M"]]
+
+
+def test_a_variant_that_has_thin_lines_alone_is_named_once() -> None:
+    thin = {"name": "thin", "colour": "red", "thin": True, "x": [1, 2], "y": [1, 2]}
+    thick = {"name": "thick", "colour": "blue", "x": [1, 2], "y": [3, 4]}
+    series = [thin, thin, {**thick, "thin": True}, thick]
+    chart = "const legend = made(); new LineChart(made(), series, { legend });"
+    names = "legend.children.map(({ children }) => children[1])"
+    assert evaluated(chart, names, series=series) == ["thin ", "thick "]
+    numbers = "legend.children.map(({ children }) => children.length)"
+    assert evaluated(chart, numbers, series=series) == [2, 3], "no value of one of several runs"
+
+
+@pytest.mark.parametrize("width", [360, 1132])
+def test_a_long_name_leaves_room_for_the_score(width: int) -> None:
+    row = {"name": f"compressive rate 4 {'x' * 140} 128", "colour": "red", "value": 5, "low": 4, "high": 6}
+    row |= {"points": [4, 6], "text": "5.0", "small": "[4.0, 6.0]"}
+    chart = f"const host = {{ ...made(), clientWidth: {width} }}; dotChart(host, [row]);"
+    of = "all(host, 'text').filter(({ attributes }) => /name|value/.test(attributes.class))"
+    name, number = evaluated(
+        TELL, chart, f"{of}.map((node) => [node.textContent, node.attributes.x, node.children])", row=row
+    )
+    assert name[0].startswith("compressive rate")
+    assert name[0].endswith("x 128")
+    assert "…" in name[0]
+    assert 8 + 7 * len(name[0]) <= float(number[1]) - 8.5 * len(number[0])
+    assert name[2][0]["textContent"] == row["name"]
+    assert evaluated("[middleLeftOut('abcdef', 6), middleLeftOut('abcdefg', 6)]") == ["abcdef", "abc…fg"]
+
+
+@pytest.mark.parametrize(("episodes", "error"), [(1, None), (2, 0.1)])
+def test_the_note_on_attention_speaks_of_what_is_drawn(episodes: int, error: float | None) -> None:
+    bars = [{"kind": "memory", "name": f"memory {index} of 2", "mean": 0.5, "error": error} for index in (1, 2)]
+    data = {"buckets": {"bars": bars, "steps": 30, "episodes": episodes, "full": True}}
+    begin = f"DATA = {json.dumps(data)}; buckets();"
+    parts = "[get('bucketnote').textContent, get('buckets').children[0].attributes['aria-label']]"
+    note, label = evaluated(begin, parts, scripts_of_page=("page.js", "charts.js", "report.js"))
+    assert ("30 steps of 1 episode," in note) == (episodes == 1)
+    assert ("30 steps of 2 episodes," in note) == (episodes == 2)
+    assert ("standard error" in note) == (error is not None)
+    assert label == "attention by bucket of memory; memory 1 of 2 50 %; memory 2 of 2 50 %"
 
 
 def test_stages_are_named_where_there_is_room() -> None:
@@ -199,7 +295,7 @@ COLUMNS = [
 ]
 ACTED = {
     "values": [0, 0],
-    "probabilities": [255, 0, 0, 255, 0, 51, 51, 153, 204, 51],
+    "probabilities": [round(65_535 * share**0.5) for share in (1, 0, 0, 1, 0, 0.2, 0.2, 0.6, 0.8, 0.2)],
     "numbers": {
         "received": [-1, 8, 0, 1, 1, 2, -3.25, 0],
         "means": [4, 1, 6, -3.5],
@@ -244,6 +340,12 @@ def test_of_many_values_the_most_probable_and_the_taken_are_shown() -> None:
     assert 5 not in shown
 
 
+def test_probabilities_of_a_page_are_stored_as_square_roots() -> None:
+    """A small one is not said to be 0."""
+    texts = "[65535, 46341, 2536, 830, 1, 0].map((root) => percent(chanceOf(root)))"
+    assert evaluated(texts) == ["100 %", "50 %", "0.1 %", "< 0.1 %", "< 0.1 %", "0.0 %"]
+
+
 def test_columns_know_where_their_numbers_are() -> None:
     found = evaluated("placed(columns).map(({ first, number }) => [first, number])", columns=COLUMNS)
     assert found == [[0, 0], [3, 0], [3, 1], [3, 2]]
@@ -251,7 +353,7 @@ def test_columns_know_where_their_numbers_are() -> None:
 
 def test_many_columns_are_folded() -> None:
     columns = [{"name": f"switch {index}", "size": 2, "low": 0, "high": 1} for index in range(9)]
-    of = {"values": [0], "probabilities": [255, 0] * 9, "numbers": {"received": [0] * 9, "means": [], "scales": []}}
+    of = {"values": [0], "probabilities": [65_535, 0] * 9, "numbers": {"received": [0] * 9, "means": [], "scales": []}}
     opened = "get('columns').children.map(({ attributes }) => 'open' in attributes)"
     for count, is_open in ((8, True), (9, False)):
         data = f"DATA = {{ columns: {json.dumps(columns[:count])} }};"

@@ -272,6 +272,17 @@ def test_the_best_of_a_task_is_not_best_by_chance(
     assert not any(cell.best for cell in scoreboard([*runs, more]).cells.values())
 
 
+def test_equal_runs_have_no_interval_and_names_are_whole(tmp_path: Path) -> None:
+    """In Markdown a bar would end a cell."""
+    runs = [make_run(tmp_path, "gru", SHORT, seed, 1.0, low=0.9) for seed in (0, 1)]
+    board = board_of([score._replace(variant="a|b") for score in scores_of(runs)])
+    ((*_, cell),) = as_table(board)["rows"]
+    assert cell["small"] == "all equal"
+    markdown = as_files(board)["scoreboard.md"].decode().splitlines()
+    assert "a\\|b" in markdown[0]
+    assert "1.000 all equal" in markdown[2]
+
+
 def test_the_leader_of_all_tasks(tmp_path: Path) -> None:
     """Two runs of each show nothing on one task, and do on three."""
     runs = []

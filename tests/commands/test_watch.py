@@ -13,6 +13,9 @@ from types import SimpleNamespace
 
 import pytest
 
+from reports.comparison import compare as compare_runs
+from reports.comparison import read_run
+from reports.comparison_page import write_reports
 from reports.overview import Score, ago, describe, find_runs, grouped, learning_curve, read_score
 from reports.server import Watch
 from storage.errors import UserError
@@ -174,6 +177,21 @@ def test_names_and_metrics_may_be_missing(folder: Path, ask: Ask) -> None:
     assert "\\udcff" in ask("/")[2]
     assert ask("/%FF/")[0] == 200
     assert name in find_runs(folder)
+
+
+def test_runs_in_a_folder_with_any_name_are_compared(copied: Copied, tmp_path: Path) -> None:
+    """The name of the folder is not UTF-8. It has links to its comparison, and its runs to their episodes."""
+    folder = tmp_path / os.fsdecode(b"b\xffd")
+    runs = [copied(f"{folder.name}/{seed}", seed=seed) for seed in (1, 2)]
+    with Watch(tmp_path, 0) as server:
+        page = server.overview()
+        assert "&folder=b%FFd" in page.replace("\\u0026", "&")
+        _, make = server.comparison("launch", "rooms:small", folder.name)
+        assert "b%FFd/1/videos/final.html" in make()
+
+    write_reports(tmp_path / "out", compare_runs([read_run(run) for run in runs]), {}, "compressive compare")
+    assert "../b%FFd/2/videos/final.html" in (tmp_path / "out" / "report.html").read_text()
+    assert "b\\udcffd" in (tmp_path / "out" / "report" / "runs.csv").read_text()
 
 
 def test_ages_have_one_unit() -> None:
