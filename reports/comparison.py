@@ -89,7 +89,7 @@ def _normalised(name: str) -> Scale:
 NAMED = 5
 """Most runs that are not finished of which a caution says how far they are."""
 MOST_CHANCE = 0.05
-"""With which a difference between variants that are alike is taken for a real one."""
+"""The greatest probability, if two variants were equally good, of a difference that is taken for a real one."""
 CORRECT = "correct_choices_percent"
 """In tables and summaries: 100 times the mean of "correct_choices" in `evaluation.json`."""
 KIND = {
@@ -102,7 +102,7 @@ KIND = {
         scales=(
             _normalised("human"),
             _normalised("oracle"),
-            Scale("return", "return an episode", "episode/return", "return.mean"),
+            Scale("return", "return per episode", "episode/return", "return.mean"),
         ),
         details={"return": "return.mean", "return_low": "return.low", "return_high": "return.high", CORRECT: CORRECT},
     ),
@@ -515,7 +515,7 @@ class Comparison:
 
     @functools.cached_property
     def chances(self) -> dict[tuple[str, str], float]:
-        """How likely two variants that are alike would differ as much as these do, for each pair, either way round; NaN
+        """How likely two equally good variants would differ as much as these do, for each pair, either way round; NaN
         if one of them has a single run of a task. See `statistics.chance_of_improvement`."""
         found = {}
         for ours, theirs in itertools.combinations(self.names, 2):

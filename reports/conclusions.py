@@ -89,8 +89,8 @@ def needed(comparison: Comparison) -> str:
     if improvement == 1:
         chance = comparison.chances[best, rival]
         return (
-            f"All runs of {best} are better than all of {rival}, but between variants that are alike, so few runs "
-            f"differ like that with a probability of {chance:.2g}: train at least {FEWEST} seeds of each."
+            f"All runs of {best} are better than all of {rival}, but so few runs of variants that are equally good "
+            f"would differ as much with a probability of {chance:.2g}: train at least {FEWEST} seeds of each."
         )
     if len(comparison.data) > 1:
         return ""

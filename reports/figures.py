@@ -1,10 +1,13 @@
 """Figures for papers and cards, of the same data as the pages, by matplotlib, which is optional."""
 
 import io
+import math
+from collections.abc import Sequence
 from typing import Any
 
 import matplotlib
 import numpy as np
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter
 
@@ -12,6 +15,12 @@ from storage.files import printable
 
 LONGEST = 80
 """Characters of a name: drawing takes longer with the square of its length."""
+COLOURS = (
+    "#2456c7", "#c8571b", "#1d8a75", "#8a3fb5", "#8d6b00", "#b3266b",
+    "#53606f", "#00779e", "#4f7d12", "#23262d", "#7b4f2e", "#c23434",
+)  # fmt: skip
+"""Those of variants on light pages (`pages/style.css`), in their order."""
+PANELS_IN_ROW = 6
 PLAIN: Any = {"text.parse_math": False, "text.usetex": False}
 """Names may be those of foreign runs: a "$" in them is one, and begins no formula."""
 
@@ -75,12 +84,18 @@ def _draw_chart(chart: dict[str, Any], unit: str) -> bytes:
 def _curves(data: dict[str, Any]) -> Figure:
     """Score against frames or steps, a panel an environment: mean with its interval, and the runs, thinner."""
     count = max(1, len(data["panels"]))
-    figure = Figure((max(9.0, 4.6 * count), 4.0), layout="constrained")
-    panels = figure.subplots(1, count, squeeze=False, sharey=True)[0]
+    columns = min(count, PANELS_IN_ROW)
+    rows = math.ceil(count / columns)
+    width = max(9.0, 4.6 * columns)
+    figure = Figure((width, 4.0 * rows), layout="constrained")
+    grid = figure.subplots(rows, columns, squeeze=False, sharey=True)
+    panels = list(grid.flat)
+    for unused in panels[count:]:
+        unused.set_axis_off()
     unit = "environment frames" if data["unit"] == "frames" else data["unit"]
     for axes, panel in zip(panels, data["panels"]):
         for line in panel["series"]:
-            color = f"C{line['index'] % 10}"
+            color = _colour(line["index"])
             dashes = "--" if line["dash"] else "-"
             style = {"color": color, "linestyle": dashes}
             if line.get("thin"):
@@ -95,9 +110,29 @@ def _curves(data: dict[str, Any]) -> Figure:
         if count > 1:
             axes.set(title=_shortened(panel["title"]))
         axes.ticklabel_format(axis="x", scilimits=(0, 4))
-    panels[0].set_ylabel(data["scale"])
-    figure.legend(*panels[0].get_legend_handles_labels(), loc="outside upper left", ncols=5, frameon=False)
+    for first in grid[:, 0]:
+        first.set_ylabel(data["scale"])
+    _add_legend(figure, panels, width)
     return figure
+
+
+def _add_legend(figure: Figure, panels: Sequence[Axes], width: float) -> None:
+    """Above the panels of a figure, so many inches wide, what any of them shows: not every one has every variant."""
+    shown: dict[str, Any] = {}
+    for axes in panels:
+        for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
+            shown.setdefault(label, handle)
+    if not shown:
+        return
+    letters = max(map(len, shown))
+    in_row = width / (0.7 + 0.09 * letters)  # inches of a line, and of a letter
+    columns = min(5, max(1, int(in_row)))
+    figure.legend(shown.values(), shown.keys(), loc="outside upper left", ncols=columns, frameon=False)
+
+
+def _colour(index: int) -> str:
+    """The colour of a variant, by its number."""
+    return COLOURS[index % len(COLOURS)]
 
 
 def _scores(data: dict[str, Any]) -> Figure:
@@ -106,7 +141,7 @@ def _scores(data: dict[str, Any]) -> Figure:
     figure = Figure((9.0, 0.9 + 0.42 * len(rows)), layout="constrained")
     axes = figure.subplots()
     for place, row in enumerate(rows):
-        color = f"C{place % 10}"
+        color = _colour(row["index"])
         interval = np.array([row["low"], row["high"]], np.float64)
         points = row["points"]
         axes.plot(interval, [place, place], color=color, linewidth=5, alpha=0.3, solid_capstyle="round")

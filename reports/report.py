@@ -28,7 +28,7 @@ from reports.comparison import KIND
 from reports.headline import headline, latest_episodes, score_line
 from reports.overview import amount, progress_text, read_summary
 from reports.pages import mean, points, rounded
-from reports.tables import evaluation_rows, number, progress_rows
+from reports.tables import evaluation_rows, number, progress_rows, with_interval
 from sequences.kinds import CONFIGS, PRESETS
 from storage.files import is_finite, read_regular
 from storage.metrics import sample_metrics
@@ -459,11 +459,15 @@ def _evaluated_cell(value: float, low: float, high: float, is_share: bool) -> di
         value = 100 * value
         low = 100 * low
         high = 100 * high
-    text = "-" if math.isnan(value) else f"{value:.4g}{unit}"
-    if math.isnan(low):
-        return {"text": text, "small": ""}
-    interval = f"[{low:.4g}, {high:.4g}]" if low < high else "all equal"
-    return {"text": text, "small": interval}
+    if math.isnan(value):
+        return {"text": "-", "small": ""}
+    text, least, most = with_interval(value, low, high)
+    interval = ""
+    if low == high:
+        interval = "all equal"
+    elif least:
+        interval = f"[{least}, {most}]"
+    return {"text": f"{text}{unit}", "small": interval}
 
 
 def evaluations(kind: str, rows: list[dict[str, Any]], counter: str) -> dict[str, Any]:

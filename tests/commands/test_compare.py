@@ -5,6 +5,7 @@ import html
 import importlib.util
 import io
 import json
+import re
 import shutil
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -23,7 +24,7 @@ from reports.conclusions import INTERVAL, RANGE, agreement, answer, evidence, ne
 from reports.server import Watch
 from reports.tables import print_table
 from storage.run import Run
-from tests.commands.cli import Commands
+from tests.commands.cli import ROOT, Commands
 from tests.commands.finished import compare, table, write_rows, write_run
 from tests.commands.pages import embedded
 from training.plain import read_config, to_plain
@@ -123,7 +124,7 @@ def test_the_report_of_finished_runs_has_their_numbers(make_run: MakeRun, tmp_pa
     assert (page["second"]["name"], page["second"]["confirmed"], page["second"]["runs"]) == ("lstm", False, [2, 2])
     apart = "The interquartile means of compressive and of the next best, lstm, differ by 28 [-4, 60]"
     assert apart in text
-    assert "(seed) of each, 2 runs of a variant, the first is better in 75 % " in text
+    assert "Each has 2 runs (seeds): of all pairs of a run of each, the first is better in 75 % " in text
     order = [
         "<h2>Final scores",
         "No difference is confirmed.",
@@ -220,6 +221,28 @@ def test_environments_without_a_common_scale_are_compared_alone(
         assert (out / link).read_text().count(page["tables"]) > 1
 
 
+def test_figures_tell_all_variants_apart() -> None:
+    """By colour, as on the page, and in the legend, also those that the first panel lacks."""
+    figures = pytest.importorskip("reports.figures", reason="matplotlib is not installed")
+    light, *_ = re.findall(r"--s0:(?:[^}]*)", (ROOT / "reports/pages/style.css").read_text())
+    assert list(figures.COLOURS) == re.findall("#[0-9a-f]{6}", light)[:12]
+
+    names = [f"core {number}" for number in range(12)]
+    ends = {"low": [None] * 2, "high": [None] * 2}
+    lines = [
+        {"name": name, "index": index, "dash": True, "x": [0, 1], "y": [0, 1], **ends}
+        for index, name in enumerate(names)
+    ]
+    panels = [{"title": f"{number}", "series": lines[number:], "lines": []} for number in (1, 0, *range(2, 8))]
+    figure = figures._curves({"unit": "frames", "scale": "return", "panels": panels})
+    first, second, *_ = figure.axes
+    assert len({line.get_color() for line in second.lines}) == 12
+    assert first.lines[0].get_color() == second.lines[1].get_color(), "of one variant in all panels"
+    (legend,) = figure.legends
+    assert sorted(text.get_text() for text in legend.get_texts()) == sorted(names)
+    assert figure.get_size_inches()[0] < 30, "eight panels are in two rows"
+
+
 def test_a_label_is_no_formula(make_run: MakeRun, tmp_path: Path, cli: Commands) -> None:
     figures = pytest.importorskip("reports.figures", reason="matplotlib is not installed")
     names = [r"runs/a$\frac$b", r"runs/a$\frac$c"]
@@ -277,7 +300,7 @@ def test_a_difference_over_several_environments_may_be_chance(tasks: int, chance
     assert comparison.improvements["gru", "lstm"].low == 1
     assert comparison.chances["gru", "lstm"] == pytest.approx(chance, rel=0.01)
     assert comparison.confirmed("gru", "lstm") == (tasks == 3)
-    assert ("so few runs differ like that with a probability of 0.056" in evidence(comparison)) == (tasks == 2)
+    assert ("would differ as much with a probability of 0.056" in evidence(comparison)) == (tasks == 2)
 
 
 def test_curves_of_agents_evaluated_elsewhere_name_where_they_learned(

@@ -104,7 +104,9 @@ def test_a_checkpoint_that_cannot_be_read_is_no_other_one(run: Path, tmp_path: P
     damaged.write_bytes(content)
 
     # Training is resumed from the last one, and not from any other.
-    cli.refuse("launch", "--resume", run / "checkpoints" / STEPS[0], "--local", words="is not a run: expected a folder")
+    earlier = run / "checkpoints" / STEPS[0]
+    words = [f"{earlier} is a checkpoint of {run}: expected --resume {run}", f"--from-run {earlier}"]
+    cli.refuse("launch", "--resume", earlier, "--local", words=words)
     cli.refuse("evaluate", tmp_path / "no" / STEPS[0], words=f"{tmp_path}/no/{STEPS[0]} is not a run")
     cli.refuse("evaluate", tmp_path / "checkpoints" / STEPS[0], words=f"{tmp_path}/checkpoints/{STEPS[0]} is not a run")
 

@@ -159,7 +159,7 @@ def test_an_export_is_complete_or_absent(
 
     with monkeypatch.context() as patch:
         patch.setattr(Path, "write_bytes", write_until_full)
-        error = cli.refuse("export", run, small, words=["No space left", full, f"'{small}/"])
+        error = cli.refuse("export", run, small, words=["No space left", full, f"{small}/"])
         assert ".tmp/" not in error
     assert list(small.parent.iterdir()) == []
     cli.run("export", run, small)
@@ -198,8 +198,11 @@ def test_every_tensor_keeps_its_precision(tmp_path: Path, cli: Commands, copied:
 
 
 def test_only_agents_are_exported(tmp_path: Path, cli: Commands) -> None:
-    (tmp_path / "config.json").write_text('{"kind": "text"}')
-    cli.refuse("export", tmp_path, tmp_path / "new", words="launch")
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / "config.json").write_text('{"kind": "text"}')
+    cli.refuse("export", run, tmp_path / "new", words="launch")
+    cli.refuse("export", run, run / "new", words=f"output: expected a place outside the run, got {run}/new")
 
 
 @pytest.mark.parametrize("rows", [1, 1000])

@@ -102,7 +102,7 @@ def test_bad_input_is_refused_in_one_line(
         [*train, "--corpus.path", tmp_path / "none", "there is no folder"],
         [*train, "--corpus.path", tmp_path / "bad", ".png: expected a whole PNG or JPEG"],
         [*train, "--corpus.path", pictures, "--learner.batch-size=64", "tokens: expected more than"],
-        [*train, "--corpus.height=7", "corpus: height: expected 8 or more, got 7"],
+        [*train, "--corpus.height=7", "--corpus.height: expected 8 or more, got 7"],
         [*resume, "--corpus.height=9", "corpus.height: expected 8"],
         [*resume, "--corpus.path", other, "expected the data that"],
         ["sample", trained, "--rows=8", "rows: expected fewer than the 8 of an image, got 8"],

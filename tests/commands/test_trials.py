@@ -332,7 +332,7 @@ def test_labels_are_short_however_long_a_value_is() -> None:
         (["--vary"], ["vary: expected a field and its values", "got none"]),
         ([], ["--cores or --rates", "--vary"]),
         (["--cores", "lstm", "lstm"], ["cores", "different", "lstm lstm"]),
-        (["--rates", "1", "3"], ["compression_rate", "segment_size = 16", "3"]),
+        (["--rates", "1", "3"], ["--agent.core.compression-rate", "segment_size = 16", "3"]),
         (["--rates", "1", "2", "--seed", "3"], ["--seed", "compare decides"]),
         (["--rates", "1", "2", "--skip-missing-levels"], ["--skip-missing-levels", "compare decides"]),
         (["--rates", "1", "2", "--learners", "2"], ["learners", "1 in a sweep", "2"]),

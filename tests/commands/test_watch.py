@@ -86,7 +86,7 @@ def test_a_damaged_run_is_described_in_one_short_line(tmp_path: Path) -> None:
         (tmp_path / "config.json").write_text(json.dumps(config | {"env": env}))
         entry = describe("damaged", Run(tmp_path))
         assert entry.state == "damaged"
-        assert entry.error.startswith("environment ")
+        assert entry.error.startswith(f"{tmp_path}/config.json: config.env: environment ")
         assert len(entry.error) == 500
 
 
