@@ -137,6 +137,6 @@ def test_growth_of_too_few_samples_fails() -> None:
 
 def test_phases_that_were_aimed_at_and_not_hit_are_missed(tmp_path: Path) -> None:
     victim = Victim(tmp_path / "run", True, KillOptions(), random.Random(0))
-    victim.aimed = Counter({"start": 1, "checkpoint": 2})
-    victim.hit = Counter({"start": 2, "learning": 1})
+    victim.aimed = Counter({"start": 3, "learning": 2, "checkpoint": 3})  # two kills may miss by chance
+    victim.hit = Counter({"start": 8})
     assert victim.missed() == ["checkpoint"]
