@@ -212,3 +212,17 @@ def test_a_cache_means_that_only_new_steps_are_projected(
         core(inputs, reset, core.without_cache(state))
         # The incoming slots, and each segment with what was compressed before it; nothing after the last one.
         assert projected == [8, 4, 2, 4, 2, 4]
+
+
+@pytest.mark.parametrize(("device", "may_be_late"), [("cpu", False), ("meta", False), ("cuda", True)])
+def test_only_copies_to_a_gpu_may_be_late(device: str, may_be_late: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The host would read what has not arrived."""
+    asked = []
+
+    def move(tensor: Tensor, device: str, non_blocking: bool) -> Tensor:
+        asked.append(non_blocking)
+        return tensor
+
+    monkeypatch.setattr(Tensor, "to", move)
+    state_to((torch.zeros(2),), device)
+    assert asked == [may_be_late]

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from agent.cuda_graphs import RecordingFailed
 from commands import main
 from storage import checkpoints
 from storage.metrics import read_metrics
@@ -157,6 +158,23 @@ def test_options_with_which_nothing_is_learned_do_not_stay(copied: Callable[...,
     assert {name: json.loads((folder / name).read_text()) for name in before} == before
     assert re.search("state +finished", cli.run("status", folder))
     assert "finished" in cli.run(*RESUME, folder, f"--frames={frames(32)}")
+
+
+def test_a_recording_that_fails_is_resumed_without_graphs(
+    at_update: Callable[..., None], tmp_path: Path, cli: Commands
+) -> None:
+    def fail() -> None:
+        raise RecordingFailed("an update cannot be recorded as a CUDA graph")
+
+    folder = tmp_path / "run"
+    at_update(fail)
+    words = ["launch", "--local", "--env=diagnostic:recall,delay=2", *SMALL, "--frames=100000", "--run", folder]
+    with pytest.raises(SystemExit) as stop:
+        cli.run(*words)
+    (error,) = cli.capfd.readouterr().err.splitlines()
+    assert stop.value.code == 1
+    assert error.startswith("compressive: an update cannot be recorded as a CUDA graph; resume from ")
+    assert error.endswith(f"--resume {folder} --local --learner.no-cuda-graph")
 
 
 # A run's folder that is moved, removed or replaced.
