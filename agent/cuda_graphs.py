@@ -114,9 +114,10 @@ def why_unrecordable(core: Core, model_size: int, steps: int) -> str:
             cached = core.with_cache(state)
             output = core(inputs[:, :1], reset[:, :1], cached)
             core.without_cache(output.state)
-    for operation, reason in unrecordable.found:
-        return f"{operation} ({reason})"
-    return ""
+    if not unrecordable.found:
+        return ""
+    operation, reason = unrecordable.found[0]
+    return f"{operation} ({reason})"
 
 
 class Unrecordable(TorchDispatchMode):

@@ -532,7 +532,7 @@ def _condense(frame: str, kind: Any) -> str:
         group = re.match(r"([a-z][\w.]*): (\w+): expected", message)
         if not group:
             return message
-        option = f"--{group[1]}.{group[2]}".replace("_", "-")
+        option = re.sub(r"_(?=\w)", "-", f"--{group[1]}.{group[2]}")  # but --learner.lambda_
         return f"{option}: expected{message[group.end() :]}"
 
     # Options whose words begin with the letters that were typed, and those that tyro proposes. --lr is matched with

@@ -70,8 +70,8 @@ class _Stream:
 def surviving_streams(only_prints: bool = False) -> Iterator[None]:
     """In the block, prints that cannot be written are lost. Then the program ends with one line and status 1.
 
-    If standard output is closed from the beginning, somebody wants no log: that is an error only of a program that
-    `only_prints`.
+    Standard output that is closed from the beginning means that no log is wanted. It is an error only for a program
+    that `only_prints`.
     """
     before = sys.stdout, sys.stderr
     output: Any = _Stream(sys.stdout)

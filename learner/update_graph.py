@@ -38,7 +38,6 @@ class UpdateGraph:
 
     Attributes:
         form: of the batches that it can learn from, see `form_of`.
-        is_recorded: false if the device's memory was too small for the graph; then it cannot update.
 
     Raises:
         RecordingFailed: see `agent.cuda_graphs.record`.
@@ -64,7 +63,11 @@ class UpdateGraph:
 
         # The operations are recorded in one call; each replay fills the tensor of metrics that this call has made.
         self._replay = record(capture, operations, "an update")
-        self.is_recorded = self._replay is not None
+
+    @property
+    def is_recorded(self) -> bool:
+        """False if the device's memory was too small for the graph; then it cannot update."""
+        return self._replay is not None
 
     def update(self, trajectory: Trajectory, settings: UpdateSettings) -> Measured:
         """The update with another batch of the same form; its metrics are not read."""

@@ -248,7 +248,7 @@ def _shown(cell: Cell, is_even: bool) -> dict[str, Any]:
 
 
 def _interval(score: Estimate) -> str:
-    """The ends in brackets, with as many digits in all cells; said if they are equal, and empty without an interval."""
+    """The ends in brackets; that they are equal, if they are; empty without an interval."""
     if math.isnan(score.low):
         return ""
     if score.low == score.high:

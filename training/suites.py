@@ -53,14 +53,13 @@ STEPS_PER_UPDATE = 256
 """Steps that the preset `general` learns from in an update; its batches have new rows for two updates."""
 
 
-BONUS = (
-    "--learner.exploration",
-    "evenness",
-    "--learner.entropy-cost",
-    "0.03",
-    "--learner.entropy-cost-end",
-    "0.001",
-)
+def _bonus(cost: str) -> tuple[str, ...]:
+    """The bonus for exploration that does not vanish where a choice has become improbable."""
+    kind = ("--learner.exploration", "evenness")
+    return (*kind, "--learner.entropy-cost", cost, "--learner.entropy-cost-end", "0.001")
+
+
+BONUS = _bonus("0.03")
 """For Passive T-Maze: in its corridor only the way on is not punished, and with the preset's bonus nearly all agents go
 on at the junction, too, before they have tried to turn."""
 
@@ -72,12 +71,7 @@ SMALL_AREAS = (
     "0.92",
     "--learner.lambda_",
     "0.85",
-    "--learner.exploration",
-    "evenness",
-    "--learner.entropy-cost",
-    "0.01",
-    "--learner.entropy-cost-end",
-    "0.001",
+    *_bonus("0.01"),
 )
 """For Color-Cubes: nothing is learned on the whole grid alone. An area of it comes first; every target is a few steps
 away; and with the preset's bonus agents give up an edge of the grid, and do not find it again."""

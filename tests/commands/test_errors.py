@@ -52,6 +52,7 @@ TYPED: dict[str, list[tuple[str, str]]] = {
         ("--local --learner.device meta", "'meta'"),
         ("--learners 0", "compressive: learners: expected 1 or more, got 0"),
         ("--learners 3", "learners: expected a divisor of the 32 rows"),
+        ("--learner.lambda_ 2", "--learner.lambda_: expected a number in [0, 1], got 2.0"),
         ("--learners 2 --learner.device cuda:1", "device: expected auto, cpu or cuda for 2 learners"),
         ("--local --learners 2", "expected --learners 1, got 2"),
         ("--actors few", "actors: expected a number, or two as in 4..16, got 'few'"),
