@@ -10,9 +10,10 @@ from torch import Tensor
 
 from envs.batched import stream
 from envs.device import DeviceEnv
-from envs.rooms import level, render
+from envs.rooms import level
 from envs.rooms.config import RoomsConfig, resolve
 from envs.rooms.env import _run
+from envs.rooms.scene import build_scene
 
 
 class DeviceRooms(DeviceEnv):
@@ -56,7 +57,7 @@ class DeviceRooms(DeviceEnv):
 
         # The arguments of `_run` in a step.
         plan: Any = level.build(config)
-        scene: Any = render.build(config)
+        scene: Any = build_scene(config)
         drawn: Any = level.State(**state)  # type: ignore[arg-type]
         num_views = num_envs if config.shrink > 1 else 1  # views that are not averaged are drawn as images
         views = torch.zeros(num_views, *config.view_shape, dtype=torch.uint8, device=device)

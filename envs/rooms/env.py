@@ -25,6 +25,7 @@ from envs.rooms import hud, level, look, render
 from envs.rooms.config import RoomsConfig, resolve
 from envs.rooms.oracle import oracle_actions
 from envs.rooms.planner import Planner, is_planned
+from envs.rooms.scene import Scene, build_scene
 
 SIDES = ("left", "right")
 """Of objects 0 and 1 of a room, as the player sees them who enters it."""
@@ -49,7 +50,7 @@ def act(
 
 @register_jitable(forceinline=True)
 def draw(
-    scene: render.Scene, plan: level.Level, state: level.State, i: int, start: int, stride: int, view: NDArray[np.uint8]
+    scene: Scene, plan: level.Level, state: level.State, i: int, start: int, stride: int, view: NDArray[np.uint8]
 ) -> None:
     """Draws the columns start, start + stride and so on of environment i's view [H, W, 3] with the display."""
     style = look.drawn(scene, state, i)
@@ -95,7 +96,7 @@ def _compile() -> Callable[..., None]:
 
     def run(
         plan: level.Level,
-        scene: render.Scene,
+        scene: Scene,
         state: level.State,
         begin: NDArray[np.bool_],
         actions: NDArray[np.int64],
@@ -150,7 +151,7 @@ class RoomsVectorEnv(BatchedEnv):
         self.config = config = resolve(config)
         self.render_mode = render_mode
         self.level = level.build(config)
-        self.scene = render.build(config)
+        self.scene = build_scene(config)
         self.state = level.allocate(num_envs, config.examples)
         image = spaces.Box(0, 255, config.image_shape, np.uint8)
         seen: spaces.Space[Any] = image

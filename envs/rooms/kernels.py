@@ -14,7 +14,7 @@ from torch import Tensor
 
 from envs.rooms.env import act, average, draw
 from envs.rooms.level import Level, State
-from envs.rooms.render import Scene
+from envs.rooms.scene import Scene
 
 SIMULATED = bool(numba.config.ENABLE_CUDASIM)  # type: ignore[attr-defined]
 WARP = 32

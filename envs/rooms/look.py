@@ -80,7 +80,7 @@ def uniform(bits: np.uint64, k: int, low: float, high: float) -> float:
 
 @register_jitable
 def drawn(scene: Any, state: Any, i: int) -> Look:
-    """The look of environment i's episode, from `render.Scene` and `level.State`, which are defined above this module.
+    """The look of environment i's episode, from `scene.Scene` and `level.State`, which are defined above this module.
 
     Objects lose up to a quarter of their brightness, and their colours change by a tenth: they remain
     distinct, but for one look in forty, in which a wall has nearly an object's colour or all is very dark.

@@ -12,10 +12,11 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from envs.rooms import level, render
+from envs.rooms import level
 from envs.rooms.config import RoomsConfig
 from envs.rooms.oracle import oracle_actions
 from envs.rooms.physics import FRAME_SECONDS, FRICTION
+from envs.rooms.scene import build_scene
 
 BEAM = 512
 """Series of actions that are kept at every step of a search."""
@@ -59,7 +60,7 @@ class Planner:
             raise ValueError("config: expected one example a round and no fixed time of visits")
         blind = dataclasses.replace(config, image_height=8, image_width=8, shrink=1, hud=False)
         self.plan = level.build(config)
-        self.scene = render.build(blind)
+        self.scene = build_scene(blind)
         self.beam = beam
         self._run = run
         self._known: dict[tuple[Any, ...], int] = {}

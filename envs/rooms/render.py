@@ -1,11 +1,11 @@
-"""Views of an environment: drawn column by column, as scalar functions, and the constants they read.
+"""Views of an environment: drawn column by column, as scalar functions.
 
 Walls, floor, sky and pads are cast by column, objects are sphere-traced inside their bounding cylinders. A pitched view
 is sheared rather than rotated, which is exact at pitch 0, the only one the nine actions reach.
+
+What draws a column is inlined: a call would copy the scene and the state, which are passed by value, for each column.
 """
 
-import functools
-import itertools
 import math
 from typing import NamedTuple
 
@@ -13,10 +13,10 @@ import numpy as np
 from numba.extending import register_jitable
 from numpy.typing import NDArray
 
-from envs.rooms import level, shapes, textures
-from envs.rooms.config import RoomsConfig
+from envs.rooms import level, shapes
 from envs.rooms.look import Look
 from envs.rooms.physics import FRAME_SECONDS
+from envs.rooms.scene import Scene
 from envs.rooms.textures import (
     SKY_CENTRE,
     SKY_COLUMNS,
@@ -29,21 +29,19 @@ from envs.rooms.textures import (
     WALL_TEXEL,
 )
 
-UNIT = 16.0
-"""Size in u of one unit of `shapes.distances` at object scale 1."""
 BOB_SECONDS = 1.257
 PULSE_SECONDS = 5.0
 """Periods of an object's bobbing and of its pulse."""
 GROWTH_FRAMES = 34.0
 """Frames in which an object grows to its full size."""
-PADS = ((24.5, 8.0), (23.5, 9.0))
-"""Pads: half width of the octagon and height, of those under the objects and of the teleporter; measured."""
 PAD_GLOW = ((34.0, 176.0, 180.0), (134.0, 50.0, 214.0))
 PAD_SIDE = 88.0
 PAD_TOP = 250.0
 """Shades of gray of a pad's side and top, where they do not glow."""
 STRIPS = ((1.0, 0.0), (0.0, 1.0), (math.sqrt(0.5), math.sqrt(0.5)), (math.sqrt(0.5), -math.sqrt(0.5)))
 """Directions across the four strips of which an octagon is the intersection."""
+ROUND_PAD = 1.172
+"""Square of an octagon's largest radius, in squares of its half width, rounded up."""
 PAD_FADE = (1.2, 4.5)
 """u per pixel from which a pad fades to its mean colour, and at which it shows that alone."""
 PAD_MEAN = ((76.0, 124.0, 128.0), (122.0, 62.0, 165.0))
@@ -58,140 +56,63 @@ RINGS = ((42.3, 40.5, 4.0, (85.0, 125.0, 110.0)), (62.0, 98.0, 28.0, (100.0, 100
 colours."""
 
 
-class Scene(NamedTuple):
-    """The constants of the view. Lengths in u, already scaled. The first of K textures are the level's own."""
+class Camera(NamedTuple):
+    """From where a view is seen, and how."""
 
-    floors: NDArray[np.uint8]  # [K, 2, LEVELS, X, Y, 3] by room
-    origins: NDArray[np.float64]  # [2, 2] x, y of each floor's first texel
-    wall: NDArray[np.uint8]  # [K, LEVELS, TILE, TILE_ROWS, 3]
-    sky: NDArray[np.uint8]  # [K, 2, SKY_ROWS, SKY_COLUMNS, 3] by room
-    tones: NDArray[np.uint8]  # [T, 256] values shown for values drawn; the first are the same
-    walls: NDArray[np.float64]  # [2, 8, 6] by room; see level.WALLS; then where both ends are dark corners
-    wall_counts: NDArray[np.int64]  # [2]
-    pads: NDArray[np.float64]  # [2, 3, 5] by room: x, y, half width (0 for none), height, number of its colours
-    colours: NDArray[np.float64]  # [S, C, 3] of the bodies
-    kinds: NDArray[np.int64]  # [S] number of each shape
-    bounds: NDArray[np.float64]  # [S, 4] as in `shapes.SHAPES`: radius, half height, brightness of the metal, ball
+    x: float  # u
+    y: float
+    eye: float  # height above the floor, in u
+    cos: float  # of the yaw
+    sin: float
     focal: float  # pixels
-    unit: float  # u of one unit of a shape
-    spin: float  # radians a frame
-    scale: float  # `RoomsConfig.distance_scale`
-    hud: bool
-    foreign: bool  # whether random looks leave out the level's own textures
-    eye_height: float  # this and the rest as in `RoomsConfig`
-    wall_height: float
-    hover_height: float
-    bob_height: float
-    glow_pulse: float
+    horizon: float  # the row at which the eye's own height is seen
 
 
-_OF_CONFIG = Scene._fields[Scene._fields.index("eye_height") :]
+class Ray(NamedTuple):
+    """A column of a view, and the direction in plan of all that is seen in it.
+
+    At a depth of t u the column shows what is above and below (x + t dx, y + t dy). (dx, dy) has a length of 1 in the
+    middle of the view and is longer beside it.
+    """
+
+    column: int
+    dx: float
+    dy: float
+    length: float  # squared
 
 
-@functools.lru_cache(maxsize=4)
-def _paint(scale: float, looks: str) -> tuple[NDArray[np.uint8], NDArray[np.uint8], NDArray[np.uint8]]:
-    """Floors, walls and skies of a scene, first the level's own; cached, since random ones take some seconds."""
-    group = None if looks == "own" else looks
-    counts = textures.TEXTURE_COUNTS[looks]
+class Hit(NamedTuple):
+    """Where a ray meets the nearest wall, and which rows of the column that wall covers."""
 
-    def seeds(count: int) -> list[int | None]:
-        """None for the level's own texture, then the seeds of random ones."""
-        return [None, *range(count)]
-
-    # One array holds the floors of both rooms, which differ in size.
-    painted = []
-    for seed in seeds(counts.floors):
-        painted.append([textures.floor(room, scale, seed, group) for room in range(2)])
-    largest = np.max([floor.shape for floor in painted[0]], axis=0)
-    floors = np.zeros((len(painted), 2, *largest), np.uint8)
-    for k, rooms in enumerate(painted):
-        for room, floor in enumerate(rooms):
-            _, length, width, _ = floor.shape
-            floors[k, room, :, :length, :width] = floor
-
-    walls = []
-    for seed in seeds(counts.walls):
-        walls.append(textures.wall(seed, group))
-
-    skies = []
-    for seed in seeds(counts.skies):
-        skies.append([textures.sky(room, seed, group) for room in range(2)])
-    return floors, np.stack(walls), np.stack(skies)
+    wall: int  # row of `Scene.walls`
+    depth: float
+    along: float  # coordinate along the wall, in u
+    top: int  # the first row
+    foot: int  # the first row below it
 
 
-def _tones(random: bool) -> NDArray[np.uint8]:
-    """[T, 256]: the identity and, for random looks, sixteen pairs of gamma and brightness, the brightest first."""
-    pairs = [(1.0, 1.0)]
-    if random:
-        pairs += itertools.product((0.8, 0.93, 1.07, 1.25), (1.1, 1.0, 0.9, 0.8))
-    values = np.arange(256) / 255.0
-    tones = []
-    for gamma, top in pairs:
-        tones.append(255.0 * np.minimum(top * values**gamma, 1.0))
-    return np.round(tones).astype(np.uint8)
-
-
-def _dark_ends(room: int, axis: int, at: float, low: float, high: float) -> tuple[bool, bool]:
-    """Whether a wall meets another in a corner of the room at its low and its high end: not at the alcove's mouth."""
-    if room == 0:
-        return True, True
-    mouth = ((384, -128), (384, 0))
-    low_end = (at, low) if axis == 0 else (low, at)
-    high_end = (at, high) if axis == 0 else (high, at)
-    return low_end not in mouth, high_end not in mouth
-
-
-def build(config: RoomsConfig) -> Scene:
-    """The scene a config describes."""
-    scale = config.distance_scale
-    floors, wall, sky = _paint(scale, config.looks)
-
-    walls = np.zeros((2, 8, 6))
-    for room in range(2):
-        for k, (axis, at, low, high) in enumerate(level.WALLS[room]):
-            low_is_dark, high_is_dark = _dark_ends(room, axis, at, low, high)
-            walls[room, k] = axis, scale * at, scale * low, scale * high, low_is_dark, high_is_dark
-
-    # The pads under the objects, then the teleporter's.
-    pads = np.zeros((2, 3, 5))
-    half_width, height = PADS[0]
-    for room, spots in enumerate((level.EXAMPLES, level.CHOICES)):
-        for side, (x, y) in enumerate(spots):
-            pads[room, side] = scale * x, scale * y, half_width, height, 0
-    half_width, height = PADS[1]
-    x0, y0, x1, y1 = (scale * edge for edge in level.PAD)
-    pads[0, 2] = (x0 + x1) / 2, (y0 + y1) / 2, half_width * scale, height, 1
-
-    # Bodies are darker than the colours, or mixed with white.
-    glow = np.array(config.colours, float)
-    kinds = [shapes.SHAPES[name] for name in config.shapes]
-    colours = []
-    for kind in kinds:
-        own = glow * min(kind.body, 1.0)
-        white = (300.0 - glow) * max(kind.body - 1.0, 0.0)
-        colours.append(own + white)
-
-    half_view = config.view_shape[1] / 2
-    return Scene(
-        floors=floors,
-        origins=np.array(level.BOUNDS, float)[:, :2] * scale,
-        wall=wall,
-        sky=sky,
-        tones=_tones(config.looks != "own"),
-        walls=walls,
-        wall_counts=np.array([len(walls_of_room) for walls_of_room in level.WALLS]),
-        pads=pads,
-        colours=np.stack(colours),
-        kinds=np.array([kind.number for kind in kinds]),
-        bounds=np.array([(kind.radius, kind.half_height, kind.metal, kind.ball) for kind in kinds], float),
-        focal=half_view / math.tan(math.radians(config.fov_degrees) / 2),
-        unit=UNIT * config.object_scale,
-        spin=2 * math.pi / config.spin_seconds * FRAME_SECONDS,
-        scale=float(scale),
-        hud=config.hud,
-        foreign=config.looks not in ("own", "train"),
-        **{name: float(getattr(config, name)) for name in _OF_CONFIG},
+@register_jitable
+def _camera(scene: Scene, style: Look, state: level.State, i: int, height: int) -> Camera:
+    """Environment i's camera, for a view with `height` rows."""
+    yaw = math.radians(state.yaw[i])
+    pitch = math.radians(state.pitch[i])
+    return Camera(
+        x=state.x[i],
+        y=state.y[i],
+        eye=scene.eye_height + state.z[i],
+        cos=math.cos(yaw),
+        sin=math.sin(yaw),
+        focal=style.focal,
+        horizon=0.5 * height - math.tan(pitch) * style.focal,
     )
+
+
+@register_jitable(forceinline=True)
+def _ray(camera: Camera, column: int, width: int) -> Ray:
+    across = (column + 0.5 - 0.5 * width) / camera.focal
+    dx = camera.cos + across * camera.sin
+    dy = camera.sin - across * camera.cos
+    return Ray(column, dx, dy, dx * dx + dy * dy)
 
 
 @register_jitable
@@ -229,8 +150,15 @@ class Body(NamedTuple):
 
 
 @register_jitable
-def body(
-    scene: Scene, style: Look, state: level.State, i: int, item: int, spot: NDArray[np.float64], eye: float, shown: bool
+def _body(
+    scene: Scene,
+    style: Look,
+    state: level.State,
+    i: int,
+    camera: Camera,
+    item: int,
+    spot: NDArray[np.float64],
+    shown: bool,
 ) -> Body:
     """The object numbered `item` at plan position spot [2], as environment i's player sees it."""
     num_colours = scene.colours.shape[1]
@@ -246,10 +174,10 @@ def body(
     half = scene.bounds[shape, 1] * tall
 
     # It bobs and spins.
-    rx = spot[0] - state.x[i]
-    ry = spot[1] - state.y[i]
+    rx = spot[0] - camera.x
+    ry = spot[1] - camera.y
     bob = scene.bob_height * math.cos(2.0 * math.pi * seconds / BOB_SECONDS)
-    centre = scene.hover_height + half - bob - eye
+    centre = scene.hover_height + half - bob - camera.eye
     cos = math.cos(scene.spin * state.frame[i])
     sin = math.sin(scene.spin * state.frame[i])
     inverse = 1.0 / wide
@@ -276,85 +204,153 @@ def body(
 
 
 @register_jitable
-def draw_object(
-    body: Body,
-    style: Look,
-    dx: float,
-    dy: float,
-    wall_depth: float,
-    horizon: float,
-    column: int,
-    image: NDArray[np.uint8],
-) -> None:
-    """Draws into one column an object seen along (dx, dy)."""
-    # Where the column's vertical plane cuts the bounding cylinder, in depths t along (dx, dy). It passes the axis at
-    # the depth `middle`, and the square of its distance there is `aside`, in squares of the length of (dx, dy).
-    rx = body.rx
-    ry = body.ry
-    length = dx * dx + dy * dy  # squared
-    middle = (rx * dx + ry * dy) / length
-    aside = (rx * rx + ry * ry) / length - middle * middle
-    inside = body.radius * body.radius / length - aside
-    if inside <= 0.0:
-        return
-    reach = math.sqrt(inside)
-    t0 = middle - reach
-    t1 = middle + reach
-    if t0 < 1.0 or t0 > wall_depth:
-        return
+def _bodies(
+    scene: Scene, style: Look, plan: level.Level, state: level.State, i: int, camera: Camera, room: int
+) -> tuple[Body, Body]:
+    """The objects of a room, in the order in which they are drawn; of the first room the second is not shown."""
+    if room == 0:
+        spot = plan.examples[state.example_side[i]]
+        example = _body(scene, style, state, i, camera, state.match[i], spot, True)
+        nothing = _body(scene, style, state, i, camera, state.match[i], spot, False)
+        return example, nothing
 
-    # The rows that the cylinder covers.
-    top = body.centre + body.half
-    bottom = body.centre - body.half
-    slope_max = max(top / t0, top / t1)
-    slope_min = min(bottom / t0, bottom / t1)
-    first = _row(horizon - slope_max * style.focal - 0.5, 0, image.shape[0])
-    last = _row(horizon - slope_min * style.focal + 0.5, 0, image.shape[0])
+    # The farther one first, which the nearer may hide.
+    side = 0 if camera.y <= plan.arrival[1] else 1
+    far = state.other[i]
+    near = state.match[i]
+    if side == state.match_side[i]:
+        far = state.match[i]
+        near = state.other[i]
+    return (
+        _body(scene, style, state, i, camera, far, plan.choices[side], side != state.taken[i]),
+        _body(scene, style, state, i, camera, near, plan.choices[1 - side], 1 - side != state.taken[i]),
+    )
 
-    # The ray of each pixel in the object's own frame, from the point (lx, ly, lz) along (ldx, ldy, ldz).
-    lx, ly, lz = body.eye
-    ldx = (body.cos * dx + body.sin * dy) * body.inverse
-    ldy = (body.cos * dy - body.sin * dx) * body.inverse
-    for row in range(first, last):
-        ldz = (horizon - row - 0.5) / (style.focal * body.tall)
-        hit, glow, light = shapes.trace(body.kind, body.ball, lx, ly, lz, ldx, ldy, ldz, t0, t1)
-        if not hit:
+
+@register_jitable(forceinline=True)
+def _nearest_wall(scene: Scene, room: int, camera: Camera, ray: Ray, height: int) -> Hit:
+    """The wall that a ray of a view with `height` rows meets first."""
+    walls = scene.walls[room]
+    depth = 1e9
+    along = 0.0
+    met_wall = 0
+    for k in range(scene.wall_counts[room]):
+        if walls[k, 0] == 0.0:  # at a fixed x
+            gap = walls[k, 1] - camera.x
+            rate = ray.dx
+            origin = camera.y
+            slope = ray.dy
+        else:
+            gap = walls[k, 1] - camera.y
+            rate = ray.dy
+            origin = camera.x
+            slope = ray.dx
+        if rate == 0.0:
             continue
+        t = gap / rate
+        if 0.0 < t < depth:
+            met = origin + t * slope
+            if walls[k, 2] - 1e-6 <= met <= walls[k, 3] + 1e-6:
+                depth = t
+                along = met
+                met_wall = k
+
+    pixels = camera.focal / depth  # of one u at the wall
+    top = _row(camera.horizon - (scene.wall_height - camera.eye) * pixels, 0, height)
+    foot = _row(camera.horizon + camera.eye * pixels, top, height)
+    return Hit(met_wall, depth, along, top, foot)
+
+
+@register_jitable(forceinline=True)
+def _draw_sky(sky: NDArray[np.uint8], camera: Camera, ray: Ray, hit: Hit, image: NDArray[np.uint8]) -> None:
+    """Draws what is above the wall: sky [SKY_ROWS, SKY_COLUMNS, 3], which hangs on a cylinder."""
+    # The ray meets the cylinder at the depth t.
+    sx = camera.x - SKY_CENTRE[0]
+    sy = camera.y - SKY_CENTRE[1]
+    towards = sx * ray.dx + sy * ray.dy
+    outside = sx * sx + sy * sy - SKY_RADIUS**2
+    t = (math.sqrt(towards * towards - ray.length * outside) - towards) / ray.length
+
+    turn = math.atan2(sy + t * ray.dy, sx + t * ray.dx) / (2.0 * math.pi) + 0.5
+    sky_column = int(turn * SKY_COLUMNS) & (SKY_COLUMNS - 1)
+    rise = t / camera.focal * (SKY_ROWS / SKY_HEIGHT / SKY_RADIUS)
+    base = camera.eye * (SKY_ROWS / SKY_HEIGHT / SKY_RADIUS)
+    for row in range(hit.top):
+        r = min(max(int(base + (camera.horizon - row - 0.5) * rise), 0), SKY_ROWS - 1)
         for c in range(3):
-            if glow:
-                lit = style.ambient + (1.0 - style.ambient) * light
-                value = body.glow[c] * (body.pulse * lit)
-            else:
-                value = body.metal * (0.6 + 0.4 * light) * style.metal
-            _put(image, row, column, c, value)
+            image[row, ray.column, c] = sky[r, sky_column, c]
 
 
-@register_jitable
-def draw_pad(
-    pad: NDArray[np.float64],
-    tall: float,
-    bright: float,
-    focal: float,
-    ox: float,
-    oy: float,
-    eye: float,
-    dx: float,
-    dy: float,
-    wall_depth: float,
-    horizon: float,
-    column: int,
-    image: NDArray[np.uint8],
+@register_jitable(forceinline=True)
+def _draw_wall(
+    scene: Scene, style: Look, room: int, frame: int, camera: Camera, ray: Ray, hit: Hit, image: NDArray[np.uint8]
 ) -> None:
-    """Draws into one column a raised octagon, a row of `Scene.pads`, seen along (dx, dy) from (ox, oy) beside it."""
+    """Draws the wall, as it is lit in a frame of the episode."""
+    # It darkens towards the corners of the room.
+    wall = scene.walls[room, hit.wall]
+    reach = CORNER * scene.scale
+    gloom = wall[4] * max(1.0 - (hit.along - wall[2]) / reach, 0.0)
+    gloom += wall[5] * max(1.0 - (wall[3] - hit.along) / reach, 0.0)
+    bright = 1.0 - (1.0 - CORNER_LIGHT) * min(gloom, 1.0)
+    if style.lamp > 0.0:  # darker and brighter places move along the walls
+        wave = math.sin(hit.along / style.lamp_length + frame * style.lamp_speed)
+        bright *= 1.0 - style.lamp * (0.5 + 0.5 * wave)
+    light = int(256.0 * bright)
+
+    pixels = camera.focal / hit.depth  # of one u
+    step = 1.0 / (pixels * WALL_TEXEL)  # texels a row
+    tile = scene.wall[style.wall, _blur(step), int(hit.along // WALL_TEXEL) & (TILE - 1)]
+    tile_row = 16 * TILE_ROWS - camera.eye / WALL_TEXEL + (hit.top + 0.5 - camera.horizon) * step
+    for row in range(hit.top, hit.foot):
+        r = int(tile_row) & (TILE_ROWS - 1)
+        tile_row += step
+        for c in range(3):
+            image[row, ray.column, c] = (int(tile[r, c]) * light) >> 8
+
+
+@register_jitable(forceinline=True)
+def _draw_floor(
+    floor: NDArray[np.uint8], origin: NDArray[np.float64], camera: Camera, ray: Ray, hit: Hit, image: NDArray[np.uint8]
+) -> None:
+    """Draws what is below the wall: floor [LEVELS, X, Y, 3], whose first texel is at origin [2]."""
+    x0 = (camera.x - origin[0]) / TEXEL
+    y0 = (camera.y - origin[1]) / TEXEL
+    rate_x = ray.dx / TEXEL
+    rate_y = ray.dy / TEXEL
+    last_x = floor.shape[1] - 1
+    last_y = floor.shape[2] - 1
+    spread = 1.5 / (camera.focal * TEXEL)  # texels in a pixel, at depth 1
+    for row in range(hit.foot, image.shape[0]):
+        t = camera.eye * camera.focal / (row + 0.5 - camera.horizon)
+        u = min(max(int(x0 + t * rate_x), 0), last_x)
+        v = min(max(int(y0 + t * rate_y), 0), last_y)
+        blur = _blur(t * spread)
+        for c in range(3):
+            image[row, ray.column, c] = floor[blur, u, v, c]
+
+
+@register_jitable(forceinline=True)
+def _draw_pad(
+    pad: NDArray[np.float64], style: Look, camera: Camera, ray: Ray, wall_depth: float, image: NDArray[np.uint8]
+) -> None:
+    """Draws a raised octagon, a row of `Scene.pads`."""
+    ox = camera.x - pad[0]
+    oy = camera.y - pad[1]
     half = pad[2]
+    tall = pad[3] * style.pad
     kind = int(pad[4])
+
+    # Nothing is seen of it where the ray passes the circle around it.
+    aside = ox * ray.dy - oy * ray.dx  # how far from the middle the ray passes, times its length
+    if aside**2 >= ROUND_PAD * half * half * ray.length:
+        return
 
     # Depths at which the ray enters and leaves the octagon, the intersection of four strips.
     t0 = -1e9
     t1 = wall_depth
     for k in range(len(STRIPS)):
         nx, ny = STRIPS[k]
-        rate = nx * dx + ny * dy
+        rate = nx * ray.dx + ny * ray.dy
         off = nx * ox + ny * oy
         if abs(rate) < 1e-9:  # the ray is parallel to the strip
             if abs(off) > half:
@@ -370,79 +366,131 @@ def draw_pad(
 
     # Rows of the top, from `first` to `edge`, and of the side, from there to `last`. From above there is no side.
     height = image.shape[0]
-    drop = (eye - tall) * focal
-    first = _row(horizon + drop / t1, 0, height)
-    edge = _row(horizon + drop / front, 0, height)
+    drop = (camera.eye - tall) * camera.focal
+    first = _row(camera.horizon + drop / t1, 0, height)
+    edge = _row(camera.horizon + drop / front, 0, height)
     last = edge
     if t0 > 0.5:
-        last = _row(horizon + eye * focal / front, 0, height)
+        last = _row(camera.horizon + camera.eye * camera.focal / front, 0, height)
 
     # In the distance it fades to its mean colour.
-    u_per_pixel = front / focal
+    u_per_pixel = front / camera.focal
     fade = min(max((u_per_pixel - PAD_FADE[0]) / (PAD_FADE[1] - PAD_FADE[0]), 0.0), 1.0)
-    strength = bright * (1.0 - fade)
-    strength_of_mean = bright * fade
+    strength = style.pad_glow * (1.0 - fade)
+    strength_of_mean = style.pad_glow * fade
 
-    belt = (eye - 0.45 * tall) * focal / front  # rows below the horizon
+    belt = (camera.eye - 0.45 * tall) * camera.focal / front  # rows below the horizon
     for row in range(first, last):
+        below = row + 0.5 - camera.horizon
         share = 0.0  # of the glow's colour; the rest is that of the top or of the dark side
         base = PAD_TOP
         if row < edge:  # it glows towards the edge
-            t = drop / (row + 0.5 - horizon)
-            px = ox + t * dx
-            py = oy + t * dy
+            t = drop / below
+            px = ox + t * ray.dx
+            py = oy + t * ray.dy
             share = min(max(1.5 * (px * px + py * py) / (half * half) - 0.3, 0.0), 1.0)
         else:  # it glows in the lower part of the side
             base = PAD_SIDE
-            if row + 0.5 - horizon > belt:
+            if below > belt:
                 share = 1.0
         for c in range(3):
             shade = base + share * (PAD_GLOW[kind][c] - base)
-            _put(image, row, column, c, strength * shade + strength_of_mean * PAD_MEAN[kind][c])
+            _put(image, row, ray.column, c, strength * shade + strength_of_mean * PAD_MEAN[kind][c])
 
 
-@register_jitable
-def draw_rings(
-    scene: Scene,
-    style: Look,
-    plan: level.Level,
-    state: level.State,
-    i: int,
-    eye: float,
-    dx: float,
-    dy: float,
-    horizon: float,
-    column: int,
+@register_jitable(forceinline=True)
+def _draw_rings(
+    age: int,
+    start: NDArray[np.float64],
+    scale: float,
+    camera: Camera,
+    ray: Ray,
     image: NDArray[np.uint8],
 ) -> None:
-    """Brightens the column where the rings around the start are seen, which move and fade as a visit begins."""
-    age = state.frame[i] - state.shown[i]
-    rx = state.x[i] - plan.start[0]
-    ry = state.y[i] - plan.start[1]
-    radius = RING_RADIUS * scene.scale
+    """Brightens where the rings around start [2] are seen, which move and fade in their first frames."""
+    rx = camera.x - start[0]
+    ry = camera.y - start[1]
+    radius = RING_RADIUS * scale
     outside = rx * rx + ry * ry - radius * radius
     if outside >= 0.0:
         return
 
     # The ray leaves the circle at the depth t where a t^2 + 2 b t + outside = 0.
-    a = dx * dx + dy * dy
-    b = rx * dx + ry * dy
-    pixels = style.focal * a / (math.sqrt(b * b - a * outside) - b)  # of one u at the rings
+    a = ray.length
+    b = rx * ray.dx + ry * ray.dy
+    pixels = camera.focal * a / (math.sqrt(b * b - a * outside) - b)  # of one u at the rings
 
     height = image.shape[0]
     strength = 1.0 - age / RING_FRAMES
     for low, high, frames, added in RINGS:
         up = low + min(age / frames, 1.0) * (high - low)
-        middle = horizon + (eye - up) * pixels
+        middle = camera.horizon + (camera.eye - up) * pixels
         first = _row(middle - 0.6 * pixels, 0, height)
         last = _row(middle + 0.6 * pixels, 0, height)
         for row in range(first, last):
             for c in range(3):
-                _put(image, row, column, c, image[row, column, c] + strength * added[c])
+                _put(image, row, ray.column, c, image[row, ray.column, c] + strength * added[c])
+
+
+@register_jitable(forceinline=True)
+def _draw_object(
+    body: Body, style: Look, camera: Camera, ray: Ray, wall_depth: float, image: NDArray[np.uint8]
+) -> None:
+    """Draws an object, which is traced in its own frame."""
+    if not body.shown:
+        return
+
+    # Where the column's vertical plane cuts the bounding cylinder, in depths t along the ray. It passes the axis at
+    # the depth `middle`, and the square of its distance there is `aside`, in squares of the length of (dx, dy).
+    rx = body.rx
+    ry = body.ry
+    middle = (rx * ray.dx + ry * ray.dy) / ray.length
+    aside = (rx * rx + ry * ry) / ray.length - middle * middle
+    inside = body.radius * body.radius / ray.length - aside
+    if inside <= 0.0:
+        return
+    reach = math.sqrt(inside)
+    t0 = middle - reach
+    t1 = middle + reach
+    if t0 < 1.0 or t0 > wall_depth:
+        return
+
+    # The rows that the cylinder covers.
+    top = body.centre + body.half
+    bottom = body.centre - body.half
+    slope_max = max(top / t0, top / t1)
+    slope_min = min(bottom / t0, bottom / t1)
+    first = _row(camera.horizon - slope_max * camera.focal - 0.5, 0, image.shape[0])
+    last = _row(camera.horizon - slope_min * camera.focal + 0.5, 0, image.shape[0])
+
+    # The ray of each pixel in the object's own frame, from the point (lx, ly, lz) along (ldx, ldy, ldz).
+    lx, ly, lz = body.eye
+    ldx = (body.cos * ray.dx + body.sin * ray.dy) * body.inverse
+    ldy = (body.cos * ray.dy - body.sin * ray.dx) * body.inverse
+    for row in range(first, last):
+        ldz = (camera.horizon - row - 0.5) / (camera.focal * body.tall)
+        hit, glow, light = shapes.trace(body.kind, body.ball, lx, ly, lz, ldx, ldy, ldz, t0, t1)
+        if not hit:
+            continue
+        for c in range(3):
+            if glow:
+                lit = style.ambient + (1.0 - style.ambient) * light
+                value = body.glow[c] * (body.pulse * lit)
+            else:
+                value = body.metal * (0.6 + 0.4 * light) * style.metal
+            _put(image, row, ray.column, c, value)
+
+
+@register_jitable(forceinline=True)
+def _change_tone(tone: NDArray[np.uint8], column: int, image: NDArray[np.uint8]) -> None:
+    """Replaces each value of a column by that of tone [256]."""
+    for row in range(image.shape[0]):
+        for c in range(3):
+            image[row, column, c] = tone[image[row, column, c]]
 
 
 @register_jitable
-def draw_view(  # noqa: C901, PLR0912, PLR0915 (calls would copy the scene and the state)
+def draw_view(
     scene: Scene,
     plan: level.Level,
     state: level.State,
@@ -454,11 +502,9 @@ def draw_view(  # noqa: C901, PLR0912, PLR0915 (calls would copy the scene and t
 ) -> None:
     """Draws environment i's view into image [H, W, 3] uint8, without the head-up display.
 
-    Of the columns only start, start + stride and so on. They are independent, so that threads can share a view. The
-    loop is in here because a call for every column would copy the scene and the state, which are passed by value.
+    Of the columns only start, start + stride and so on. They are independent, so that threads can share a view.
     """
-    height = image.shape[0]
-    width = image.shape[1]
+    height, width, _ = image.shape
     if state.room[i] == level.DARK or level.is_gray(state, i):
         # The shade of gray is the low byte of the engine's clock.
         shade = 0 if state.room[i] == level.DARK else level.clock(state, i) % 256
@@ -466,147 +512,28 @@ def draw_view(  # noqa: C901, PLR0912, PLR0915 (calls would copy the scene and t
             image[:, column] = shade
         return
 
-    # The camera. `horizon` is the row at which the eye's own height is seen.
     room = 0 if state.room[i] == level.ROOM_1 else 1
-    x = state.x[i]
-    y = state.y[i]
-    eye = scene.eye_height + state.z[i]
-    focal = style.focal
-    yaw = math.radians(state.yaw[i])
-    pitch = math.radians(state.pitch[i])
-    cos = math.cos(yaw)
-    sin = math.sin(yaw)
-    horizon = 0.5 * height - math.tan(pitch) * focal
-
-    # What is the same in all columns.
-    walls = scene.walls[room]
+    camera = _camera(scene, style, state, i, height)
     sky = scene.sky[style.sky, room]
     floor = scene.floors[style.floor, room]
-    x0 = (x - scene.origins[room, 0]) / TEXEL
-    y0 = (y - scene.origins[room, 1]) / TEXEL
-    spread = 1.5 / (focal * TEXEL)  # texels in a pixel, at depth 1
-    last_x = floor.shape[1] - 1
-    last_y = floor.shape[2] - 1
-    widest = (1.2 * scene.unit * style.wide) ** 2
-    has_rings = room == 0 and 0 <= state.frame[i] - state.shown[i] < RING_FRAMES
-    num_bodies = 1 if room == 0 else 2
-    if room == 0:
-        example = body(scene, style, state, i, state.match[i], plan.examples[state.example_side[i]], eye, True)
-        bodies = (example, example)  # the second is not drawn
-    else:
-        side = 0 if y <= plan.arrival[1] else 1  # the farther one, which the nearer may hide
-        far = state.other[i]
-        near = state.match[i]
-        if side == state.match_side[i]:
-            far = state.match[i]
-            near = state.other[i]
-        bodies = (
-            body(scene, style, state, i, far, plan.choices[side], eye, side != state.taken[i]),
-            body(scene, style, state, i, near, plan.choices[1 - side], eye, 1 - side != state.taken[i]),
-        )
+    bodies = _bodies(scene, style, plan, state, i, camera, room)
+    age = state.frame[i] - state.shown[i]
+    has_rings = room == 0 and 0 <= age < RING_FRAMES
 
     for column in range(start, width, stride):
-        across = (column + 0.5 - 0.5 * width) / focal
-        dx = cos + across * sin
-        dy = sin - across * cos
-        length = dx * dx + dy * dy  # squared
-
-        # The nearest wall: the depth at which the ray meets it, and where along it.
-        depth = 1e9
-        along = 0.0
-        met_wall = 0
-        for k in range(scene.wall_counts[room]):
-            if walls[k, 0] == 0.0:  # at a fixed x
-                gap = walls[k, 1] - x
-                rate = dx
-                origin = y
-                slope = dy
-            else:
-                gap = walls[k, 1] - y
-                rate = dy
-                origin = x
-                slope = dx
-            if rate == 0.0:
-                continue
-            t = gap / rate
-            if 0.0 < t < depth:
-                met = origin + t * slope
-                if walls[k, 2] - 1e-6 <= met <= walls[k, 3] + 1e-6:
-                    depth = t
-                    along = met
-                    met_wall = k
-
-        pixels = focal / depth  # of one u at the wall
-        top = _row(horizon - (scene.wall_height - eye) * pixels, 0, height)
-        foot = _row(horizon + eye * pixels, top, height)
-
-        # The sky, where the ray meets the cylinder on which it hangs.
-        sx = x - SKY_CENTRE[0]
-        sy = y - SKY_CENTRE[1]
-        towards = sx * dx + sy * dy
-        outside = sx * sx + sy * sy - SKY_RADIUS**2
-        t = (math.sqrt(towards * towards - length * outside) - towards) / length
-        turn = math.atan2(sy + t * dy, sx + t * dx) / (2.0 * math.pi) + 0.5
-        sky_column = int(turn * SKY_COLUMNS) & (SKY_COLUMNS - 1)
-        rise = t / focal * (SKY_ROWS / SKY_HEIGHT / SKY_RADIUS)
-        base = eye * (SKY_ROWS / SKY_HEIGHT / SKY_RADIUS)
-        for row in range(top):
-            r = min(max(int(base + (horizon - row - 0.5) * rise), 0), SKY_ROWS - 1)
-            for c in range(3):
-                image[row, column, c] = sky[r, sky_column, c]
-
-        # The wall, which darkens towards its corners.
-        wall = walls[met_wall]
-        reach = CORNER * scene.scale
-        gloom = wall[4] * max(1.0 - (along - wall[2]) / reach, 0.0)
-        gloom += wall[5] * max(1.0 - (wall[3] - along) / reach, 0.0)
-        bright = 1.0 - (1.0 - CORNER_LIGHT) * min(gloom, 1.0)
-        if style.lamp > 0.0:  # darker and brighter places move along the walls
-            wave = math.sin(along / style.lamp_length + state.frame[i] * style.lamp_speed)
-            bright *= 1.0 - style.lamp * (0.5 + 0.5 * wave)
-        light = int(256.0 * bright)
-        step = 1.0 / (pixels * WALL_TEXEL)
-        tile = scene.wall[style.wall, _blur(step), int(along // WALL_TEXEL) & (TILE - 1)]
-        tile_row = 16 * TILE_ROWS - eye / WALL_TEXEL + (top + 0.5 - horizon) * step
-        for row in range(top, foot):
-            r = int(tile_row) & (TILE_ROWS - 1)
-            tile_row += step
-            for c in range(3):
-                image[row, column, c] = (int(tile[r, c]) * light) >> 8
-
-        # The floor.
-        rate_x = dx / TEXEL
-        rate_y = dy / TEXEL
-        for row in range(foot, height):
-            t = eye * focal / (row + 0.5 - horizon)
-            u = min(max(int(x0 + t * rate_x), 0), last_x)
-            v = min(max(int(y0 + t * rate_y), 0), last_y)
-            blur = _blur(t * spread)
-            for c in range(3):
-                image[row, column, c] = floor[blur, u, v, c]
-
-        # Pads, rings and objects. A call costs more than the test whether the ray passes near.
-        for k in range(3):
-            pad = scene.pads[room, k]
-            ox = x - pad[0]
-            oy = y - pad[1]
-            tall = pad[3] * style.pad
-            aside = ox * dy - oy * dx  # how far from the middle the ray passes, times its length
-            if aside**2 < 1.172 * pad[2] * pad[2] * length:  # within the circle around the octagon
-                draw_pad(pad, tall, style.pad_glow, focal, ox, oy, eye, dx, dy, depth, horizon, column, image)
+        ray = _ray(camera, column, width)
+        hit = _nearest_wall(scene, room, camera, ray, height)
+        _draw_sky(sky, camera, ray, hit, image)
+        _draw_wall(scene, style, room, state.frame[i], camera, ray, hit, image)
+        _draw_floor(floor, scene.origins[room], camera, ray, hit, image)
+        for k in range(scene.pads.shape[1]):
+            _draw_pad(scene.pads[room, k], style, camera, ray, hit.depth, image)
         if has_rings:
-            draw_rings(scene, style, plan, state, i, eye, dx, dy, horizon, column, image)
-        for k in range(num_bodies):
-            item = bodies[k]
-            aside = item.rx * dy - item.ry * dx
-            if item.shown and aside**2 < widest * length:
-                draw_object(item, style, dx, dy, depth, horizon, column, image)
-
+            _draw_rings(age, plan.start, scene.scale, camera, ray, image)
+        for k in range(len(bodies)):
+            _draw_object(bodies[k], style, camera, ray, hit.depth, image)
         if style.tone > 0:
-            tone = scene.tones[style.tone]
-            for row in range(height):
-                for c in range(3):
-                    image[row, column, c] = tone[image[row, column, c]]
+            _change_tone(scene.tones[style.tone], column, image)
 
 
 @register_jitable

@@ -10,7 +10,8 @@ from numpy.typing import NDArray
 from envs.rooms import VARIANTS, RoomsConfig, RoomsVectorEnv
 from envs.rooms.config import LEVEL_COLOURS
 from envs.rooms.level import CHOICES, GREY, ROOM_1, ROOM_2
-from envs.rooms.render import PULSE_SECONDS, UNIT
+from envs.rooms.render import PULSE_SECONDS
+from envs.rooms.scene import UNIT
 from envs.rooms.shapes import NEAR, SHAPES, distances
 
 MANY = [name for name, config in VARIANTS.items() if config.num_objects > 2]
