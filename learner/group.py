@@ -11,21 +11,20 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from typing import Any, TypeVar
 
 import numpy as np
 import ray
 import torch
 from ray.exceptions import ObjectLostError, RayError
-from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
-from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from torch import Tensor
 
 from agent.core.state import map_state
 from agent.failures import Failures, TooManyFailures, reason_of
 from agent.trajectory import Trajectory, validate
 from learner.errors import BatchLost, LearnersLost, PeerLost
+from learner.placement import Placement
 from learner.remote_learner import (
     GRACE_SECONDS,
     PEER_SECONDS,
@@ -46,9 +45,6 @@ Result = TypeVar("Result")
 Rows = tuple[ray.ObjectRef, int]
 """A reference to a trajectory in numpy arrays, and the number of its rows."""
 
-STALL_SECONDS = 30.0
-"""Seconds of waiting for resources between two warnings."""
-
 
 class LearnerGroup:
     """Several learners, each in its own process with its rows of every batch, that act as one; a context manager.
@@ -65,10 +61,8 @@ class LearnerGroup:
     Args:
         learner: on the CPU, with the initial state; the copy that is described above.
         make: makes the learner of a process from its communicator and device, which is cpu or cuda.
-        device: auto (GPUs if the cluster has any), cpu, or cuda, which is one GPU each.
+        device, placement, labels: see `Placement`, whose strategy is `placement`.
         seed: of their random numbers (dropout), which differ by learner and restart.
-        placement: pack, spread, strict_pack or strict_spread: the strategy of Ray's placement group.
-        labels: labels that a learner's node must have.
         check: for waits for resources and for learners; see `Check`.
 
     Raises:
@@ -93,13 +87,11 @@ class LearnerGroup:
         self.make = make
         self.size = size
         self.seed = seed
-        self.device, self.resources = _place(device, size)
-        self.strategy = placement.upper()
-        self.labels = labels or {}
+        self.placement = Placement(size, device, placement, labels)
+        self._exits = ExitStack()  # what ends with the context
         self.check = check
 
         # The processes: `members` are started, and have made their learners when they are `joined`.
-        self.placement: PlacementGroup | None = None
         self.members: list[Any] = []
         self.joined = False
         self.restarts = 0
@@ -374,48 +366,17 @@ class LearnerGroup:
             self._load(newest.state)
 
     def _start(self) -> None:
-        """Starts the processes as soon as there are resources. Ray re-places the bundles of a lost node by itself."""
+        """Starts the processes as soon as there are resources."""
         while time.monotonic() < self.start_at:
             time.sleep(POLL_SECONDS)
             self.check()
-        self._wait_for_room()
+        self.placement.wait(self.check)
         for rank in range(self.size):
-            self.members.append(self._make_member(rank))
-
-    def _wait_for_room(self) -> None:
-        """Waits until the cluster has reserved the learners' resources, and warns if that takes long."""
-        assert self.placement is not None
-        begin = time.monotonic()
-        while not self.placement.wait(1):  # a second: Ray truncates fractions
-            self.check()
-            if time.monotonic() - begin < STALL_SECONDS:
-                continue
-            begin = time.monotonic()
-            free = ray.available_resources()
-            has = {name: free.get(name, 0.0) for name in self.resources}
-            needs = f"{self.resources}"
-            if self.labels:
-                needs += f" on a node with {self.labels}"
-            room = f"no room for {self.size} learners yet ({self.strategy})"
-            logger.warning("%s; each needs %s, and the cluster has free %s", room, needs, has)
-
-    def _make_member(self, rank: int) -> Any:
-        """Starts the process of a learner, where the placement group has its place."""
-        assert self.placement is not None
-        entropy = [self.seed, 2, rank, self.version, self.restarts]
-        seed = np.random.SeedSequence(entropy).generate_state(1)[0]
-        place = PlacementGroupSchedulingStrategy(self.placement, placement_group_bundle_index=rank)
-        # Ray restarts nothing by itself, and `fetch` has a thread of its own.
-        options: dict[str, Any] = {
-            "max_restarts": 0,
-            "max_task_retries": 0,
-            "concurrency_groups": {"fetch": 1},
-            "num_cpus": 1,
-            "num_gpus": self.resources.get("GPU", 0),
-            "scheduling_strategy": place,
-        }
-        remote_class = ray.remote(**options)(RemoteLearner)
-        return remote_class.remote(rank, self.size, torch.get_num_threads(), int(seed))
+            # Of its random numbers.
+            entropy = [self.seed, 2, rank, self.version, self.restarts]
+            seed = int(np.random.SeedSequence(entropy).generate_state(1)[0])
+            member = self.placement.start(RemoteLearner, rank, rank, self.size, torch.get_num_threads(), seed)
+            self.members.append(member)
 
     def _join(self) -> None:
         """Makes the learners, unless that is done."""
@@ -428,7 +389,7 @@ class LearnerGroup:
         (address,) = results_of([first.listen.remote()], self.check)
         # In the object store once, not once for each learner.
         begin = ray.put((self.make, self.learner.state_dict()))
-        joining = [member.join.remote(address, self.device, begin) for member in self.members]
+        joining = [member.join.remote(address, self.placement.device, begin) for member in self.members]
         results_of(joining, self.check)
         with self.lock:
             self.joined = True
@@ -446,23 +407,15 @@ class LearnerGroup:
             self.called = None
 
     def __enter__(self) -> "LearnerGroup":
-        bundles = [self.resources] * self.size
-        labels = [self.labels] * self.size
-        self.placement = placement_group(bundles, self.strategy, bundle_label_selector=labels)
-        try:
+        with ExitStack() as stack:
+            stack.enter_context(self.placement)
+            stack.callback(self._stop)
             self._start()
-        except BaseException:
-            self.__exit__()
-            raise
+            self._exits = stack.pop_all()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._stop()
-        if self.placement is not None:
-            # In a thread, because this call does not return if the cluster's head is lost.
-            remove = threading.Thread(target=remove_placement_group, args=(self.placement,), daemon=True)
-            remove.start()
-            remove.join(GRACE_SECONDS / 2)
+        self._exits.close()
 
 
 def _divide(unrolls: Sequence[Rows], size: int) -> list[list[Part]]:
@@ -494,13 +447,3 @@ def _get_weights(reference: ray.ObjectRef) -> dict[str, np.ndarray]:
         return ray.get(reference)
     except ObjectLostError as error:
         raise PeerLost(f"the weights of the last update were lost with their node: {reason_of(error)}") from error
-
-
-def _place(device: str, size: int) -> tuple[str, dict[str, float]]:
-    """The device of each learner, by its name in the learner's process, and the resources that it needs."""
-    gpus = int(ray.cluster_resources().get("GPU", 0))
-    if device == "cpu" or (device == "auto" and not gpus):
-        return "cpu", {"CPU": 1}
-    if gpus < size:
-        raise ValueError(f"learners: expected at most one for each of the cluster's {gpus} GPUs, got {size}")
-    return "cuda", {"CPU": 1, "GPU": 1}

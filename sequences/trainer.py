@@ -219,7 +219,7 @@ def train_model(
 
     Raises:
         UserError: if the folder, the configuration or a checkpoint cannot be used.
-        Exception: see `Training.advising`.
+        Exception: see `training.advice.advising`.
     """
     if new is None:
         new = not run.has_checkpoints

@@ -25,8 +25,15 @@ ALLOWED: dict[str, set[str]] = {
     "reports": BELOW_TRAINING | {"training", "sequences"},
     "commands": BELOW_TRAINING | {"training", "sequences", "reports"},
 }
-RAY = {f"{name}.py" for name in ("actors/ray_pool", "learner/group", "learner/remote_learner", "training/cluster")}
-RAY |= {"training/sweep.py", "training/trial_processes.py"}
+RAY = {
+    "actors/ray_pool.py",
+    "learner/group.py",
+    "learner/placement.py",
+    "learner/remote_learner.py",
+    "training/cluster.py",
+    "training/sweep.py",
+    "training/trial_processes.py",
+}
 """Where Ray is imported: everything else runs without it."""
 
 

@@ -3,7 +3,6 @@
 `trainer.Trainer` and `sequences.trainer.SequenceTrainer` say what an update is, and what is shown and written of it.
 """
 
-import sys
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
@@ -11,19 +10,16 @@ from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from actors import ClusterError
-from agent.cuda_graphs import RecordingFailed
-from envs import EnvironmentFailed, WrongOutput
-from learner.errors import LearnersLost, NotFinite
 from learner.replica import Replica
 from storage import checkpoints
 from storage.checkpoints import Checkpoint, misfit, pack_learner, unpack_learner
-from storage.errors import StorageError, UserError, describe, user_errors
+from storage.errors import StorageError, UserError, user_errors
 from storage.files import Json, Schema, read_json, require_schema, write_json
 from storage.metrics import Layout, MetricsWriter
 from storage.provenance import note_launch
-from storage.run import LOST, Run
+from storage.run import Run
 from storage.serialization import Parts, restore_rng, rng_state
+from training.advice import Again, advising
 from training.config import Configuration
 from training.plain import to_plain
 from training.progress import Clock, Progress
@@ -188,7 +184,7 @@ class Training(ABC):
     def opened(
         self,
         new: bool,
-        again: Callable[[Path | str], str] | None = None,
+        again: Again | None = None,
         say: Callable[[str], None] = lambda line: None,
         ready: Callable[[], None] = lambda: None,
     ) -> Iterator[None]:
@@ -197,16 +193,14 @@ class Training(ABC):
 
         Args:
             new: whether the run begins; otherwise it is resumed from its last checkpoint.
-            again: the command that resumes the run from a folder or URL, for errors; None for none.
-            say: is called with that command if Ctrl-C ends the process at once.
+            again, say: see `advising`; without `again` errors have no advice.
             ready: is called before anything is written.
 
         Raises:
-            UserError: if the run cannot be begun or resumed; for a disk, a memory or a store that is full or fails, and
-                for a folder that is lost.
-            Exception: other errors of the block, the causes of Ray's in place of them.
+            UserError: if the run cannot be begun or resumed, and as in `advising`.
+            Exception: other errors of the block; see `advising`.
         """
-        with self.advising(again, say) if again else nullcontext():
+        with advising(self, again, say) if again else nullcontext():
             with user_errors():
                 self.begin_or_restore(new)
             ready()
@@ -254,66 +248,6 @@ class Training(ABC):
     def finish(self, evaluation: Mapping[str, object]) -> None:
         """Writes the evaluation of the trained run: last, because it marks the run as finished."""
         write_json(self.run.evaluation_file(), evaluation)
-
-    @contextmanager
-    def advising(self, again: Callable[[Path | str], str], say: Callable[[str], None]) -> Iterator[None]:
-        """Adds to errors what became of the run, and the command that resumes it; see `opened`."""
-        try:
-            yield
-        except ConnectionError:  # of standard output, not of a disk
-            if self.saved:
-                print(f"standard output was closed; {self._how_to_resume(again, self.run.path)}", file=sys.stderr)
-            raise
-        except (OSError, StorageError, MemoryError) as error:
-            raise UserError(self._storage_problem(error, again)) from error
-        except (EnvironmentFailed, ClusterError, LearnersLost, RecordingFailed, FloatingPointError) as error:
-            if not self.saved:
-                raise
-            cause = getattr(error, "cause", error)  # of an error of Ray
-            advice = self._how_to_resume(again, self.run.path) + self._other_options(cause)
-            if self.took_back:
-                advice += " (nothing was saved in this launch, so that config.json is as before)"
-            # An environment's error has several lines, of which the last is a place in its code.
-            has_place = isinstance(error, EnvironmentFailed) and not isinstance(error, WrongOutput)
-            separator = "\n" if has_place else "; "
-            raise type(cause)(f"{cause}{separator}{advice}") from error
-        except KeyboardInterrupt:
-            if self.saved:
-                say(f"interrupted; {self._how_to_resume(again, self.run.path)}")
-            raise
-
-    def _how_to_resume(self, again: Callable[[Path | str], str], folder: Path | str) -> str:
-        return f"resume from {self.saved} with: {again(folder)}"
-
-    def _storage_problem(self, error: Exception, again: Callable[[Path | str], str]) -> str:
-        """What happened to the place where the run is written, and how to resume it."""
-        folder: Path | str = self.run.path
-        problem = str(error) or "out of memory"  # a MemoryError has no text
-        if self.run.lost:
-            if self.place == self.run.path:
-                return f"{self.run}: {LOST}; its last checkpoint is where the folder now is"
-            folder = self.place  # a URL
-            problem = f"{self.run}: {LOST}"
-        elif isinstance(error, OSError):
-            problem = f"{self.run} cannot be written to: {describe(error)}"
-        if self.saved:
-            problem += f"; {self._how_to_resume(again, folder)}"
-        return problem
-
-    def _other_options(self, cause: Exception) -> str:
-        """What to resume with after an error: no CUDA graphs if they cannot be recorded, and a smaller learning rate if
-        an update was not finite for another reason than its inputs."""
-        if isinstance(cause, RecordingFailed):
-            return " --learner.no-cuda-graph"
-        from_inputs = isinstance(cause, NotFinite) and (cause.from_environments or cause.number == 1)
-        if not isinstance(cause, FloatingPointError) or from_inputs:
-            return ""
-        # The least rate of a schedule may not be above its largest.
-        rate = self.config.learner.learning_rate / 4
-        options = f" --learner.learning-rate {rate:.3g}"
-        if rate < getattr(self.config.learner, "least_learning_rate", 0):
-            options += f" --learner.least-learning-rate {rate:.3g}"
-        return options
 
     def _note_end(self) -> None:
         """Writes a row of metrics if the last one says that the run is not done, from which everything reads its state.

@@ -96,7 +96,7 @@ def test_a_group_is_one_learner_when_any_of_them_die(
         # Nothing is lost if the wait for resources for the restart is ended.
         with monkeypatch.context() as waiting:
             waiting.setattr(group, "check", leave)
-            waiting.setattr(group.placement, "wait", lambda seconds: False)  # as where a node is lost
+            waiting.setattr(group.placement.group, "wait", lambda seconds: False)  # as where a node is lost
             with pytest.raises(Left):
                 group.update(batches[5])
         assert not group.members

@@ -20,7 +20,7 @@ from ray import cloudpickle
 from ray.exceptions import ObjectLostError, RayActorError, RayTaskError
 
 from learner import group as learner_group
-from learner import remote_learner
+from learner import placement, remote_learner
 
 local = threading.local()
 
@@ -157,10 +157,10 @@ def replace_ray(monkeypatch: pytest.MonkeyPatch, cpus: float = 4.0, gpus: float 
         util=SimpleNamespace(get_node_ip_address=lambda: "127.0.0.1"),
         ObjectRef=Reference,
     )
-    for module in (learner_group, remote_learner):
+    for module in (learner_group, placement, remote_learner):
         monkeypatch.setattr(module, "ray", ray)
-    monkeypatch.setattr(learner_group, "placement_group", lambda *_, **__: SimpleNamespace(wait=lambda seconds: True))
-    monkeypatch.setattr(learner_group, "remove_placement_group", lambda group: None)
-    monkeypatch.setattr(learner_group, "PlacementGroupSchedulingStrategy", lambda *_, **__: None)
+    monkeypatch.setattr(placement, "placement_group", lambda *_, **__: SimpleNamespace(wait=lambda seconds: True))
+    monkeypatch.setattr(placement, "remove_placement_group", lambda group: None)
+    monkeypatch.setattr(placement, "PlacementGroupSchedulingStrategy", lambda *_, **__: None)
     replaced = SimpleNamespace(TCPStore=dist.TCPStore, init_process_group=join, group=World())
     monkeypatch.setattr(remote_learner, "dist", replaced)

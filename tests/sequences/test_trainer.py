@@ -24,6 +24,7 @@ from storage.metrics import read_metrics
 from storage.run import Run
 from tests.learner.test_group import together
 from tests.sequences.speech.tiny import TINY, noise
+from training.advice import advising
 
 LEARNER = SequenceLearnerConfig(
     batch_size=4, sequence_length=8, steps=12, learning_rate=1e-2, warmup_steps=2, decay_steps=10, late_start=None
@@ -172,7 +173,7 @@ def test_a_loss_that_is_not_finite_says_how_to_resume(tmp_path: Path) -> None:
     trainer = make_trainer(tmp_path, TINY["compressive"])
     next(trainer.learner.model.parameters()).data.fill_(float("nan"))
     message = r"^step 1 is not finite: loss/nll = nan.*; resume from .*/000000000000 with: again \S+$"
-    with pytest.raises(NotFinite, match=message), trainer.advising(lambda folder: f"again {folder}", print):
+    with pytest.raises(NotFinite, match=message), advising(trainer, lambda folder: f"again {folder}", print):
         trainer.train(lambda progress: None)
 
 

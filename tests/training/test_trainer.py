@@ -30,6 +30,7 @@ from storage.run import Run
 from tests.commands.cli import state
 from tests.sequences.speech.tiny import TINY
 from training import factories
+from training.advice import advising
 from training.config import RunConfig
 from training.evaluation import make_evaluator
 from training.factories import episode_stream, make_actor, make_agent
@@ -271,7 +272,7 @@ def test_a_smaller_rate_is_not_advised_for_what_environments_return(
     trainer = Trainer(CONFIG, Run(tmp_path), local=True)
     trainer.saved = tmp_path / "checkpoint"
     error = NotFinite("loss = nan. Nothing changed.", update, fields).extended(" The batch is kept.")
-    with pytest.raises(NotFinite, match="with: again") as caught, trainer.advising(lambda _: "again", print):
+    with pytest.raises(NotFinite, match="with: again") as caught, advising(trainer, lambda _: "again", print):
         raise error
     assert ("--learner.learning-rate" in str(caught.value)) == advised
 
