@@ -11,13 +11,11 @@ from typing import Any
 from actors.intervals import Sample
 from reports.comparison import Comparison, Estimate, FinishedRun, Variant, estimate
 from reports.statistics import interquartile_mean, runs_to_confirm
-from reports.tables import enumerated, with_interval
+from reports.tables import EQUAL, enumerated, with_brackets, with_interval
 
 INTERVAL = "its 95 % bootstrap interval"
 RANGE = "the range of the runs, which are too few for an interval"
 """What the brackets of a score can be."""
-EQUAL = "all equal"
-"""What stands in the place of an interval without a width."""
 FEW = 4
 """Most runs of one task whose range, as the interval of an interquartile mean, holds the truth in less than 90 %."""
 FEWEST = 5
@@ -183,13 +181,9 @@ def worse_than_best(comparison: Comparison) -> list[str]:
 
 
 def texts(number: Estimate) -> tuple[str, str]:
-    """A number and the ends of its interval in brackets, which are empty if there is none."""
-    value, low, high = with_interval(*number)
-    if not low:
-        return value, ""
-    if number.low == number.high:  # an interval without a width would look like certainty
-        return value, ""
-    return value, f"[{low}, {high}]"
+    """A number and the ends of its interval in brackets, which are empty if there is none, or none with a width."""
+    value, ends = with_brackets(*number)
+    return value, "" if ends == EQUAL else ends
 
 
 def score_texts(comparison: Comparison, variant: Variant) -> tuple[str, str]:

@@ -13,7 +13,7 @@ import numpy as np
 
 from reports.comparison import KIND, in_last_stage, interval_of
 from reports.pages import mean
-from reports.tables import next_command, with_interval
+from reports.tables import next_command, with_brackets
 from sequences.kinds import CONFIGS
 from storage.files import Json, is_finite, one_line, read_json
 from storage.metrics import sample_metrics
@@ -50,21 +50,11 @@ class Score(NamedTuple):
 
     @property
     def texts(self) -> tuple[str, str]:
-        """The value and its interval, which is empty if there is none.
-
-        An interval without width would look like certainty, where all that is known is that the episodes were equal.
-        """
-        value, low, high = with_interval(self.value, self.low, self.high)
-        is_percentage = self.name.endswith("normalised")
-        if self.low < self.high:
-            unit = " %" if is_percentage else ""
-            return f"{value}{unit}", f"[{low}, {high}]"
-
-        if is_percentage:
-            value = f"{self.value:.1f} %"
-        if self.low == self.high:
-            return value, "all equal"
-        return value, ""
+        """The value and its interval, which is empty if there is none."""
+        value, interval = with_brackets(self.value, self.low, self.high)
+        if self.name.endswith("normalised"):
+            value = f"{value} %" if self.low < self.high else f"{self.value:.1f} %"
+        return value, interval
 
     def __str__(self) -> str:
         parts = [self.name, *self.texts]

@@ -28,7 +28,7 @@ from reports.comparison import KIND
 from reports.headline import headline, latest_episodes, score_line
 from reports.overview import amount, progress_text, read_summary
 from reports.pages import mean, points, rounded
-from reports.tables import evaluation_rows, number, progress_rows, with_interval
+from reports.tables import evaluation_rows, number, progress_rows, with_brackets
 from sequences.kinds import CONFIGS, PRESETS
 from storage.files import is_finite, read_regular
 from storage.metrics import sample_metrics
@@ -461,12 +461,7 @@ def _evaluated_cell(value: float, low: float, high: float, is_share: bool) -> di
         high = 100 * high
     if math.isnan(value):
         return {"text": "-", "small": ""}
-    text, least, most = with_interval(value, low, high)
-    interval = ""
-    if low == high:
-        interval = "all equal"
-    elif least:
-        interval = f"[{least}, {most}]"
+    text, interval = with_brackets(value, low, high)
     return {"text": f"{text}{unit}", "small": interval}
 
 

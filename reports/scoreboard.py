@@ -16,11 +16,10 @@ import numpy as np
 from envs import reference_scores
 from reports.comparison import Estimate, estimate, is_confirmed, repeated
 from reports.comparison_page import FOLDER, cell_text
-from reports.conclusions import EQUAL
 from reports.pages import write_page
 from reports.scores import FILE, Score, as_json
 from reports.statistics import chance_of_improvement, interquartile_mean, mean, probability_of_improvement
-from reports.tables import significant
+from reports.tables import EQUAL, significant
 from storage.files import format_csv, format_json, printable, replacing, require_no_link
 from training.console import plural, quantity
 

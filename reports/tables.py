@@ -24,6 +24,9 @@ from training.evaluation import SCALES
 from training.sweep import FILE as SWEEP
 from training.trust import permissions
 
+EQUAL = "all equal"
+"""What stands in the place of an interval without width, which would look like certainty: all that is known is that the
+episodes, or runs, were equal."""
 MOST_DECIMALS = 6
 """Of a score, however narrow its interval is."""
 HEAD_WIDTH = 12
@@ -214,6 +217,16 @@ def with_interval(value: float, low: float, high: float) -> list[str]:
     return [f"{float(text) + 0:.{decimals}f}" for text in texts]  # "-0.0" becomes "0.0"
 
 
+def with_brackets(value: float, low: float, high: float) -> tuple[str, str]:
+    """`with_interval` as a score and its interval in brackets, which is EQUAL without width and empty without ends."""
+    score, least, most = with_interval(value, low, high)
+    if low == high:
+        return score, EQUAL
+    if not least:
+        return score, ""
+    return score, f"[{least}, {most}]"
+
+
 def _correct(summary: Mapping[str, Any]) -> str:
     """The share of correct choices with its interval; - if choices are not counted."""
     share = {end: 100 * value for end, value in summary.get("correct_choices", {}).items()}
@@ -245,14 +258,11 @@ def _percentage(value: float | None, interval: Sequence[float | None] | None = N
 
 
 def _interval(low: float | None, high: float | None, style: str) -> str:
-    """The interval behind a value; empty if there is none.
-
-    An interval without width would look like certainty, where all that is known is that the episodes were equal.
-    """
+    """The interval behind a value; empty if there is none."""
     if low is None:
         return ""
     if low == high:
-        return "  all equal"
+        return f"  {EQUAL}"
     return f"  [{low:{style}}, {high:{style}}]"
 
 
