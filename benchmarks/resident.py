@@ -20,6 +20,7 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
+from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
 from actors.resident import ResidentActor
@@ -66,8 +67,8 @@ def check(env: str, device: torch.device, steps: int) -> dict[str, float]:
     rows = 64
     rng = np.random.default_rng(0)
     there: Any = make_device(env, rows, str(device))
-    here = make_vector(env, rows)
-    scripted: Any = here.oracle_actions  # type: ignore[attr-defined]
+    here: Any = make_vector(env, rows)
+    scripted = here.oracle_actions
     if isinstance(here, RoomsVectorEnv):  # its oracle would plan anew for every random action
         scripted = functools.partial(oracle_actions, here)
     here.reset(seed=3)
@@ -76,17 +77,16 @@ def check(env: str, device: torch.device, steps: int) -> dict[str, float]:
     furthest = 0.0
     pixels = 0.0
     for step in range(steps):
-        state = there.get_state()
-        here.set_state({name: state[name].numpy() for name in here.arrays})  # type: ignore[attr-defined]
-        here.over[:] = (state["terminated"] | state["truncated"]).numpy()  # type: ignore[attr-defined]
+        state = _state_of(there, here.arrays)
+        here.set_state({name: state[name] for name in here.arrays})
+        here.over[:] = state["over"]
         actions = scripted() if step % 3 else rng.integers(0, there.num_actions, rows)
         seen, *_ = here.step(actions)
         there.step(torch.from_numpy(actions).to(device))
-        is_different = there.observation.cpu().numpy() != seen
-        pixels += float(is_different.reshape(rows, -1).mean()) / steps
-        after = there.get_state()
-        for name, expected in here.arrays.items():  # type: ignore[attr-defined]
-            found = after[name].numpy()
+        pixels += _share_that_differs(there.observation, seen) / steps
+        after = _state_of(there, here.arrays)
+        for name, expected in here.arrays.items():
+            found = after[name]
             if expected.dtype.kind == "f":
                 furthest = max(furthest, float(np.abs(found - expected).max()))
             else:
@@ -97,6 +97,24 @@ def check(env: str, device: torch.device, steps: int) -> dict[str, float]:
         "greatest_error": furthest,
         "pixels_that_differ": pixels,
     }
+
+
+def _share_that_differs(observation: Tensor | tuple[Tensor, ...], expected: Any) -> float:
+    """The share of all values of an observation, or of the one of several views where it is largest."""
+    views = observation if isinstance(observation, tuple) else (observation,)
+    expected_views = expected if isinstance(expected, tuple) else (expected,)
+    shares = []
+    for view, expected_view in zip(views, expected_views, strict=True):
+        shares.append(float((view.cpu().numpy() != expected_view).mean()))
+    return max(shares)
+
+
+def _state_of(env: DeviceEnv, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """The state of a device's environments as those of a CPU have it: their arrays by name, and which are over."""
+    state = {name: tensor.numpy() for name, tensor in env.get_state().items()}
+    state["over"] = state["terminated"] | state["truncated"]
+    own = {name: state[name].view(array.dtype) for name, array in arrays.items()}  # random streams may be signed
+    return {**own, "over": state["over"]}
 
 
 def faults_of(found: dict[str, float]) -> list[str]:

@@ -3,8 +3,9 @@
 import math
 
 import pytest
+import torch
 
-from benchmarks.resident import Options, faults_of, make_base
+from benchmarks.resident import Options, check, faults_of, make_base
 
 SMALL = {"preset": "cpu", "env": "diagnostic:recall", "device": "cpu"}
 
@@ -26,3 +27,9 @@ def test_the_comparison_with_the_cpu_finds_what_differs() -> None:
     assert faults_of(equal | {"greatest_error": math.nan}) == ["check: greatest_error: expected at most 1, got nan"]
     assert len(faults_of(equal | {"pixels_that_differ": 0.002})) == 1
     assert faults_of(equal | {"steps": 0}) == ["check: no steps were compared"]
+
+
+@pytest.mark.parametrize("env", ["diagnostic:recall", "rooms:small", "rooms:small,looks=train,own_view=True"])
+def test_every_environment_of_a_device_is_compared(env: str) -> None:
+    equal = {"steps": 384, "integers_that_differ": 0, "greatest_error": 0.0, "pixels_that_differ": 0.0}
+    assert check(env, torch.device("cpu"), 6) == equal
