@@ -14,6 +14,8 @@ from actors.recording import RENDERED_STEPS, Recording
 
 BARS = 65
 """Pixels: height of a vector's picture, which is odd, so that 0 has a line."""
+BAR = 4
+"""Pixels: width of a bar in it, with the gap beside it."""
 WIDTH = 300
 """Pixels: width of a vector's picture if nothing is drawn above it."""
 GAP = 4
@@ -53,7 +55,7 @@ def views(recording: Recording) -> np.ndarray:
     if drawn is None:
         return bars(seen, WIDTH)
     drawn = _smaller(drawn)
-    below = bars(seen, width=drawn.shape[2])
+    below = bars(seen, drawn.shape[2])
     return np.concatenate([drawn, below], axis=1)
 
 
@@ -108,12 +110,22 @@ def _layout(recording: Recording) -> tuple[list[Panel], int]:
     return found, max(1, int(scale * height))
 
 
+def _width(recording: Recording) -> int:
+    """Pixels of the width of `views`, where the last part that the agent sees is a vector."""
+    if recording.more_observations:
+        last = panels(recording)[-1]
+        return last.left + last.width
+    if recording.renderings is not None:
+        return int(_smaller(recording.renderings[:1]).shape[2])
+    return WIDTH
+
+
 def _several(recording: Recording) -> np.ndarray:
     """The pictures of an agent that sees several parts."""
     parts = [part[:RENDERED_STEPS] for part in (recording.observations, *recording.more_observations)]
     images = [coloured(part) for part in parts if part.ndim == 4]
     shown, height = _layout(recording)
-    width = shown[-1].left + shown[-1].width
+    width = _width(recording)
 
     # Images beside each other, with the same height and without blurring them: of each pixel the nearest one.
     together = np.full((len(images[0]), height, width, 3), BACKGROUND, np.uint8)
@@ -156,6 +168,9 @@ def what_is_seen(recording: Recording) -> str:
     if parts[-1].ndim == 4:
         return ""
     vector = "the vector that the agent observes, each element over its largest value in the episode"
+    together = _elements_of_bar(parts[-1].shape[1], _width(recording))
+    if together > 1:
+        vector += f", the largest of {together} neighbours in each bar"
     if recording.element_names:
         vector += f": {', '.join(recording.element_names)}, from left to right"
     if len(parts) > 1:
@@ -168,18 +183,24 @@ def what_is_seen(recording: Recording) -> str:
 def bars(vectors: np.ndarray, width: int) -> np.ndarray:
     """Vectors [T, D] as pictures [T, about BARS, width, 3] uint8: a bar for each element, at least four pixels wide.
 
-    A bar is an element over its largest absolute value among the T. Bars that do not fit beside each other are in rows.
+    A bar is an element over its largest absolute value among the T. Bars that do not fit beside each other are in rows
+    of a pixel's height or more; see `_elements_of_bar` for still longer vectors.
     """
     num_steps, size = vectors.shape
-    columns = max(1, min(size, width // 4))
-    rows = math.ceil(size / columns)
+    together = _elements_of_bar(size, width)
+    count = math.ceil(size / together)
+    columns = max(1, min(count, width // BAR))
+    rows = math.ceil(count / columns)
     high = max(1, BARS // rows)
     wide = width // columns
 
-    # Shares of the greatest value, in a grid of bars; what fills up the last row is 0.
+    # Shares of the greatest value, in a grid of bars; what fills up the last row is 0. A bar of several elements shows
+    # the greatest share.
     greatest = np.maximum(np.abs(vectors).max(axis=0), 1e-9)
-    share = np.pad(vectors / greatest, [(0, 0), (0, rows * columns - size)])
-    share = share.reshape(num_steps, rows, 1, columns)
+    share = np.pad(vectors / greatest, [(0, 0), (0, rows * columns * together - size)])
+    share = share.reshape(num_steps, rows, 1, columns, together)
+    shown_element = np.abs(share).argmax(axis=-1)
+    share = np.take_along_axis(share, shown_element[..., None], axis=-1)[..., 0]
     # The level of each line of pixels, from 1 to -1, or to 0 if nothing is negative.
     span = 2 if share.min() < 0 else 1
     levels = 1 - (np.arange(high) + 0.5) * span / high
@@ -192,6 +213,12 @@ def bars(vectors: np.ndarray, width: int) -> np.ndarray:
     shown[:, :, wide - 1 :: wide] = COLOURS[0]  # a gap between bars
     beside = np.full((*shown.shape[:2], width - columns * wide, 3), BACKGROUND, np.uint8)
     return np.concatenate([shown, beside], axis=2)
+
+
+def _elements_of_bar(size: int, width: int) -> int:
+    """How many neighbours of a vector's elements share a bar: more than one where rows of bars would be too many."""
+    most_bars = BARS * max(1, width // BAR)
+    return math.ceil(size / most_bars)
 
 
 def looks(recording: Recording, count: int) -> Iterator[list[Look]]:

@@ -536,6 +536,8 @@ def test_vectors_are_shown_as_bars(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
     assert what_is_seen(recording).startswith("The vector")
     assert what_is_seen(recording).endswith(named)
     assert what_is_seen(replace(recording, element_names=())).endswith("in the episode.")
+    long = replace(recording, observations=np.ones((3, 70_000)), element_names=())
+    assert what_is_seen(long).endswith("in the episode, the largest of 15 neighbours in each bar.")
 
     monkeypatch.chdir(tmp_path)
     film([recording], Path("1:2.mp4"))  # "1:" is no protocol
@@ -563,11 +565,13 @@ def test_bars_without_negative_values_have_the_whole_height() -> None:
     assert lit.sum(axis=1).tolist() == [BARS, BARS // 2 + 1]
 
 
-@pytest.mark.parametrize("size", [76, 300, 980, 5000])
-def test_bars_that_do_not_fit_are_in_rows(size: int) -> None:
-    one_hot = np.eye(size, dtype=np.float32)[[0, size // 2, size - 1]]
-    shown = bars(one_hot, 300)
-    assert shown.shape[2:] == (300, 3)
+@pytest.mark.parametrize(("size", "width"), [(76, 300), (300, 300), (980, 300), (5000, 300), (70_000, 300), (4000, 3)])
+def test_bars_that_do_not_fit_are_in_rows(size: int, width: int) -> None:
+    """However long a vector is, its picture is no higher, and each of its elements is seen."""
+    one_hot = np.zeros((3, size), np.float32)
+    one_hot[np.arange(3), [0, size // 2, size - 1]] = 1
+    shown = bars(one_hot, width)
+    assert shown.shape[2:] == (width, 3)
     assert BARS // 2 < shown.shape[1] < BARS + 3
     lit = (shown > 100).all(axis=3).sum(axis=(1, 2))
     assert (lit > 0).all()
