@@ -38,7 +38,7 @@ class Cell:
     runs: how many there are. finished: how many of them were evaluated.
     share: of the training of all of them, how much is over.
     best: whether it is better than each of the others on its task, and not by chance; see `is_better`. Not before all
-        runs of the task are finished.
+        runs of the task are finished, and not if some had more frames than others.
     """
 
     score: Estimate
@@ -66,8 +66,8 @@ class Scoreboard:
 
     overall: interquartile means, in percent of the best known scores, with 95 % intervals over tasks and runs; of
         the variants that have runs on all tasks whose best scores are known.
-    leader: the variant with the highest of these if it is better than each of the others, and all runs are finished;
-        see `is_better`.
+    leader: the variant with the highest of these if it is better than each of the others; see `is_better`. As for a
+        cell, not before all runs are finished, and not if some had more frames than others on a task.
     scores: of what it is made.
     """
 
@@ -93,9 +93,8 @@ def scoreboard(scores: Sequence[Score]) -> Scoreboard:
                 found[variant] = _cell(own)
         for variant, cell in found.items():
             rivals = [other for name, other in found.items() if name != variant]
-            is_over = all(each.finished == each.runs for each in found.values())
-            is_best = bool(rivals) and is_over and all(is_better([cell.scores], [rival.scores]) for rival in rivals)
-            cells[task, variant] = replace(cell, best=is_best)
+            is_ahead = bool(rivals) and all(is_better([cell.scores], [rival.scores]) for rival in rivals)
+            cells[task, variant] = replace(cell, best=is_ahead and _is_decided(scores, task))
 
     costs = {}
     for variant in variants:
@@ -111,9 +110,18 @@ def scoreboard(scores: Sequence[Score]) -> Scoreboard:
     for variant, of_tasks in percent.items():
         overall[variant] = estimate(interquartile_mean, [np.array(of_task) for of_task in of_tasks])
     leader = None
-    if all(cell.finished == cell.runs for cell in cells.values()):
+    if all(_is_decided(scores, task) for task in tasks):
         leader = _leader(percent, overall)
     return Scoreboard(tasks, variants, cells, overall, leader, costs, list(scores))
+
+
+def _is_decided(scores: Sequence[Score], task: str) -> bool:
+    """Whether all runs of a task are finished and had equally many frames, so that one variant can be called the best.
+
+    Runs of other people's files may have had more."""
+    own = [score for score in scores if score.task == task]
+    frames = {score.of_task.get("frames") for score in own}
+    return len(frames) == 1 and all(score.finished for score in own)
 
 
 def _leader(scores: Mapping[str, Sequence[Sequence[float]]], overall: Mapping[str, Estimate]) -> str | None:

@@ -64,28 +64,22 @@ BONUS = _bonus("0.03")
 on at the junction, too, before they have tried to turn."""
 
 
-SMALL_AREAS = (
-    "--stages",
-    "diagnostic:color-cubes,area=3 until return 0.9 or frames 600k",
-    "--learner.discount",
-    "0.92",
-    "--learner.lambda_",
-    "0.85",
-    *_bonus("0.01"),
-)
-"""For Color-Cubes: nothing is learned on the whole grid alone. An area of it comes first; every target is a few steps
-away; and with the preset's bonus agents give up an edge of the grid, and do not find it again."""
-
-
 def _diagnostic(spec: str, frames: int, options: tuple[str, ...] = ()) -> Task:
     return Task(spec, f"diagnostic:{spec}", frames, unroll=64, options=options)
 
 
-def _color_cubes(frames: int) -> Task:
-    """The whole grid, beside small areas of it."""
-    task = "diagnostic:color-cubes"
+def _color_cubes(spec: str, frames: int) -> Task:
+    """The whole grid, beside small areas of it.
+
+    On the whole grid alone nothing is learned. An area of it comes first; every target is a few steps away; and with
+    the preset's bonus agents give up an edge of the grid, and do not find it again.
+    """
+    task = f"diagnostic:{spec}"
     areas = f"{task},{task},area=4,{task},area=3"
-    return Task("color-cubes", areas, frames, eval_env=task, unroll=64, options=SMALL_AREAS)
+    first_area = ("--stages", f"{task},area=3 until return 0.9 or frames 600k")
+    returns = ("--learner.discount", "0.92", "--learner.lambda_", "0.85")
+    options = (*first_area, *returns, *_bonus("0.01"))
+    return Task(spec, areas, frames, eval_env=task, unroll=64, options=options)
 
 
 def _popgym(name: str, level: str, frames: int) -> Task:
@@ -142,8 +136,8 @@ SUITES: dict[str, tuple[Task, ...]] = {
         _diagnostic("association", 500_000),
         _diagnostic("endless-tmaze", 500_000),
         _diagnostic("endless-tmaze,uniform=True", 1_000_000),
-        _color_cubes(2_000_000),
-        _diagnostic("color-cubes,extreme=True", 1_000_000),
+        _color_cubes("color-cubes", 2_000_000),
+        _color_cubes("color-cubes,extreme=True", 2_000_000),
     ),
     # An odd length: episodes then begin and end at every step of a segment, which an even one would never show.
     "horizon": (
