@@ -528,7 +528,7 @@ def _condense(frame: str, kind: Any) -> str:
     unknown = re.match(r"Unrecognized options: .*?--([\w.-]+)", message)
     if not unknown:
         # Without the name of the class of the options, and fields of a group as options of it.
-        message = re.sub(r"^Error parsing (_?[A-Z]\w*: )?", "", message)
+        message = _as_expected(re.sub(r"^Error parsing (_?[A-Z]\w*: )?", "", message))
         group = re.match(r"([a-z][\w.]*): (\w+): expected", message)
         if not group:
             return message
@@ -544,6 +544,33 @@ def _condense(frame: str, kind: Any) -> str:
     if not meant:
         return message
     return f"{message}; perhaps you meant {' or '.join(meant[:3])}"
+
+
+_KINDS = {"INT": "an integer", "FLOAT": "a number", "STR": "a text", "PATH": "a path"}
+"""Kinds of values, as help names them, in words."""
+
+
+def _as_expected(message: str) -> str:
+    """A message of tyro's own in the form of all others: OPTION: expected THIS, got THAT."""
+    missing = re.match(r"Missing value for argument '([^']+)'. Expected (\d+) values?$", message)
+    if missing:
+        option, count = missing.groups()
+        return f"{option}: expected {'a value' if count == '1' else f'{count} values'}, got none"
+
+    choice = re.match(r"invalid choice (.*) for argument '([^']+)'. Expected one of \((.*)\)$", message)
+    if choice:
+        typed, option, choices = choice.groups()
+        return f"{option}: expected one of {choices.replace(chr(39), '').rstrip(',')}, got {typed}"
+
+    kinds = re.match(r"([^ ]+): no type matching (.+) could be instantiated from \[(.*)\]$", message)
+    if kinds:
+        option, names, typed = kinds.groups()
+        words = [_KINDS.get(name, name.strip("{}").replace(",", ", ")) for name in names.split("|")]
+        return f"{option}: expected {' or '.join(words)}, got {typed}"
+
+    # Of an option with several values tyro names no kind.
+    message = re.sub(r"Could not find valid parse for arguments: \[(.*)\]$", r"expected other values, got \1", message)
+    return message.replace("could not convert string to float: ", "expected a number, got ")
 
 
 def option_names(kind: Any) -> Iterator[str]:
