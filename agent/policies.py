@@ -20,7 +20,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from itertools import accumulate, groupby
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 import torch
 import torch.nn.functional as F
@@ -596,8 +596,11 @@ def make_policy(space: ActionSpace, bounds: Bounds = "squash", scale: Scale = "i
     """The policy of an action space.
 
     Raises:
-        ValueError: if the space has no actions.
+        ValueError: if the space has no actions; if there are no such bounds or scales.
     """
+    for name, value, known in (("bounds", bounds, Bounds), ("scale", scale, Scale)):
+        if value not in get_args(known):
+            raise ValueError(f"{name}: expected one of {', '.join(get_args(known))}, got {value!r}")
     if isinstance(space, int):
         if space < 1:
             raise ValueError(f"actions: expected at least 1, got {space}")

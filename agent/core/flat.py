@@ -4,6 +4,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from .contract import Core
 from .state import State, fill_state, leaves, offset_of, with_offset
@@ -35,7 +36,7 @@ class FlatCore(nn.Module):
     def counts(self, state: Tensor) -> Tensor:
         """The last column, int64, where rows of zeros have taken the count of the others."""
         counts = state[:, -1].long()
-        count_of_others = counts.max().clamp(min=1)
+        count_of_others = F.pad(counts, (0, 1), value=1).max()  # at least 1, also without rows
         is_new = counts == 0
         return torch.where(is_new, count_of_others, counts)
 
@@ -54,14 +55,14 @@ class FlatCore(nn.Module):
         row_groups = []
         features = []
         states = []
-        for count in counts.unique().tolist():
+        for count in counts.unique().tolist() or [1]:  # without rows, features and a state of none
             has_count = counts == count
             rows = has_count.nonzero()[:, 0]
             nested = self._unflatten(state[rows], offset=count - 1)
             output = self.core(inputs[rows], reset[rows], nested)
 
             # The features carry the core's losses to the backward pass. Each is a mean over the rows of this call.
-            share = len(rows) / len(inputs)
+            share = len(rows) / max(1, len(inputs))
             with_losses = output.features
             for loss in output.losses.values():
                 with_losses = _Attach.apply(with_losses, share * loss.value)
@@ -87,7 +88,7 @@ class FlatCore(nn.Module):
         columns = []
         for leaf, first in zip(leaves(state), leaves(first_state)):
             difference = leaf - first  # so that zeros are the first state
-            flat = difference.reshape(batch_size, -1)
+            flat = difference.reshape(batch_size, first.numel())
             columns.append(flat.to(like))
 
         # Cores without segments have no offset.

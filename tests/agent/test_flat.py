@@ -44,6 +44,11 @@ def test_steps_and_rows_that_begin_anew_equal_the_core(build: Callable[..., Any]
     with pytest.raises(ValueError, match=r"state: expected \[3, .*\], got \[2, "):
         memory(inputs, reset, state[:2])
 
+    # Without rows, as where no environment is left.
+    none, state_of_none = memory(inputs[:0], reset[:0], memory.initial_state(0))
+    assert none.shape == (0, steps, SIZE)
+    assert state_of_none.shape == (0, memory.state_size)
+
 
 @first_of_each
 def test_rows_at_different_offsets_equal_rows_alone(build: Callable[..., Any], config: Any) -> None:

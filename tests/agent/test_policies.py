@@ -382,6 +382,10 @@ def test_wrong_shapes_and_empty_spaces_are_refused() -> None:
     for empty in (Choice(0), Numbers(())):
         with pytest.raises(ValueError, match=r"actions: expected at least one in every part, got (Choice|Numbers)\("):
             make_policy((Choice(2), empty))
+    with pytest.raises(ValueError, match="bounds: expected one of squash, clip, got 'none'"):
+        make_policy((Choice(2),), "none")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="scale: expected one of independent, state, got 'fixed'"):
+        make_policy(4, scale="fixed")  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("bounds", BOUNDS)
