@@ -49,7 +49,8 @@ COMMANDS = {name: name for name in _NAMES.split()} | dict.fromkeys(("text", "spe
 """Modules of commands by the name of the command; each has a function of its own name."""
 
 PRINTING = ("status", "runs", "evaluate", "completion")
-"""Commands whose only result, or whose main one, is what they print."""
+PRINTING_PARTS = ("text sample", "text evaluate", "speech evaluate", "images evaluate")
+"""Commands, and commands of commands, whose only result, or whose main one, is what they print."""
 
 TALKATIVE = ("httpx", "httpx2", "matplotlib.font_manager", "torch")
 """Loggers that say what is no news: every request, where fonts are, and how a cache was used."""
@@ -66,7 +67,8 @@ def _only_prints(typed: Sequence[str]) -> bool:
     """Whether a command does nothing but print: others also train, write files or serve pages."""
     name, *words = typed or ["help"]
     asks_for_help = not {"-h", "--help", "help"}.isdisjoint(words)
-    return name not in COMMANDS or name in PRINTING or asks_for_help
+    part = " ".join([name, *words[:1]])
+    return name not in COMMANDS or name in PRINTING or part in PRINTING_PARTS or asks_for_help
 
 
 def _main(typed: Sequence[str]) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from commands import main
+from commands import _only_prints, main
 from commands.streams import surviving_streams
 from tests.commands.cli import SMALL, command
 from training.console import say
@@ -78,6 +78,22 @@ def test_another_status_is_kept(status: Any, monkeypatch: pytest.MonkeyPatch) ->
             sys.exit(status)
 
     assert ends(work, monkeypatch) == status
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ("evaluate RUN", True),
+        ("text sample RUN", True),
+        ("speech evaluate RUN", True),
+        ("text train --help", True),
+        ("text train", False),
+        ("speech sample RUN", False),  # writes a file
+        ("launch", False),
+    ],
+)
+def test_what_only_prints(words: str, expected: bool) -> None:
+    assert _only_prints(words.split()) == expected
 
 
 @pytest.mark.parametrize("name", ["status", "runs"])
