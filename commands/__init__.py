@@ -48,9 +48,9 @@ _NAMES = "launch evaluate visualize report compare export push pull record statu
 COMMANDS = {name: name for name in _NAMES.split()} | dict.fromkeys(("text", "speech", "images"), "sequence")
 """Modules of commands by the name of the command; each has a function of its own name."""
 
-PRINTING = ("status", "runs", "evaluate", "completion")
-PRINTING_PARTS = ("text sample", "text evaluate", "speech evaluate", "images evaluate")
-"""Commands, and commands of commands, whose only result, or whose main one, is what they print."""
+PRINTING = {"status", "runs", "evaluate", "completion"}
+PRINTING |= {"text sample", "text evaluate", "speech evaluate", "images evaluate"}
+"""Commands whose only result, or whose main one, is what they print."""
 
 TALKATIVE = ("httpx", "httpx2", "matplotlib.font_manager", "torch")
 """Loggers that say what is no news: every request, where fonts are, and how a cache was used."""
@@ -68,7 +68,7 @@ def _only_prints(typed: Sequence[str]) -> bool:
     name, *words = typed or ["help"]
     asks_for_help = not {"-h", "--help", "help"}.isdisjoint(words)
     part = " ".join([name, *words[:1]])
-    return name not in COMMANDS or name in PRINTING or part in PRINTING_PARTS or asks_for_help
+    return name not in COMMANDS or not PRINTING.isdisjoint({name, part}) or asks_for_help
 
 
 def _main(typed: Sequence[str]) -> None:

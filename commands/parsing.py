@@ -552,21 +552,22 @@ _KINDS = {"INT": "an integer", "FLOAT": "a number", "STR": "a text", "PATH": "a 
 
 def _as_expected(message: str) -> str:
     """A message of tyro's own in the form of all others: OPTION: expected THIS, got THAT."""
-    missing = re.match(r"Missing value for argument '([^']+)'. Expected (\d+) values?$", message)
+    missing = re.match(r"Missing value for argument '([^']+)'\. Expected (\d+) values?$", message)
     if missing:
         option, count = missing.groups()
         return f"{option}: expected {'a value' if count == '1' else f'{count} values'}, got none"
 
-    choice = re.match(r"invalid choice (.*) for argument '([^']+)'. Expected one of \((.*)\)$", message)
+    choice = re.match(r"invalid choice (.*) for argument '([^']+)'\. Expected one of \((.*)\)$", message)
     if choice:
         typed, option, choices = choice.groups()
-        return f"{option}: expected one of {choices.replace(chr(39), '').rstrip(',')}, got {typed}"
+        names = choices.replace("'", "").rstrip(",")
+        return f"{option}: expected one of {names}, got {typed}"
 
     kinds = re.match(r"([^ ]+): no type matching (.+) could be instantiated from \[(.*)\]$", message)
     if kinds:
         option, names, typed = kinds.groups()
-        words = [_KINDS.get(name, name.strip("{}").replace(",", ", ")) for name in names.split("|")]
-        return f"{option}: expected {' or '.join(words)}, got {typed}"
+        kinds_in_words = [_KINDS.get(name, name.strip("{}").replace(",", ", ")) for name in names.split("|")]
+        return f"{option}: expected {' or '.join(kinds_in_words)}, got {typed}"
 
     # Of an option with several values tyro names no kind.
     message = re.sub(r"Could not find valid parse for arguments: \[(.*)\]$", r"expected other values, got \1", message)

@@ -207,12 +207,11 @@ def _body(
 def _bodies(
     scene: Scene, style: Look, plan: level.Level, state: level.State, i: int, camera: Camera, room: int
 ) -> tuple[Body, Body]:
-    """The objects of a room, in the order in which they are drawn; of the first room the second is not shown."""
+    """The objects of a room, in the order in which they are drawn. The first room has one, which is both."""
     if room == 0:
         spot = plan.examples[state.example_side[i]]
         example = _body(scene, style, state, i, camera, state.match[i], spot, True)
-        nothing = _body(scene, style, state, i, camera, state.match[i], spot, False)
-        return example, nothing
+        return example, example
 
     # The farther one first, which the nearer may hide.
     side = 0 if camera.y <= plan.arrival[1] else 1
@@ -517,6 +516,7 @@ def draw_view(
     sky = scene.sky[style.sky, room]
     floor = scene.floors[style.floor, room]
     bodies = _bodies(scene, style, plan, state, i, camera, room)
+    num_bodies = 1 if room == 0 else 2
     age = state.frame[i] - state.shown[i]
     has_rings = room == 0 and 0 <= age < RING_FRAMES
 
@@ -530,7 +530,7 @@ def draw_view(
             _draw_pad(scene.pads[room, k], style, camera, ray, hit.depth, image)
         if has_rings:
             _draw_rings(age, plan.start, scene.scale, camera, ray, image)
-        for k in range(len(bodies)):
+        for k in range(num_bodies):
             _draw_object(bodies[k], style, camera, ray, hit.depth, image)
         if style.tone > 0:
             _change_tone(scene.tones[style.tone], column, image)
