@@ -207,7 +207,7 @@ class Categorical(Policy):
 
 
 def _tables(sizes: Sequence[int]) -> list[list[int]]:
-    """Neighbouring choices whose logits fill at least half of a table, if it is not small."""
+    """Neighboring choices whose logits fill at least half of a table, if it is not small."""
     tables: list[list[int]] = [[]]
     total = 0
     most = 0
@@ -229,10 +229,10 @@ class Joint(Policy):
 
     def __init__(self, parts: Sequence[Choice | Numbers], bounds: Bounds, scale: Scale) -> None:
         super().__init__()
-        # Neighbours of one kind are computed together: an action of a hundred switches is one block.
+        # Neighbors of one kind are computed together: an action of a hundred switches is one block.
         blocks: list[_Block] = []
-        for kind, neighbours in groupby(parts, type):
-            alike = list(neighbours)
+        for kind, neighbors in groupby(parts, type):
+            alike = list(neighbors)
             if kind is Choice:
                 sizes = [part.size for part in alike if isinstance(part, Choice)]
                 blocks += [_Choices(of_block) for of_block in _tables(sizes)]

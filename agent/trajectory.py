@@ -11,8 +11,8 @@ trajectory of the same environment.
 | reward            | [B, T+1] float32               | the reward that came with it, as the environment returned it |
 | discount          | [B, T+1] float32               | 0 where the environment terminated at step t, else 1  |
 | reset             | [B, T+1] bool                  | true at an episode start |
-| action            | [B, T] int64, [B, T, K] float32 | sampled by the behaviour policy: a number, or a vector |
-| policy_parameters | [B, T, P] float32              | the behaviour policy's, logits for example; see `policies` |
+| action            | [B, T] int64, [B, T, K] float32 | sampled by the behavior policy: a number, or a vector |
+| policy_parameters | [B, T, P] float32              | the behavior policy's, logits for example; see `policies` |
 | core_state        | state of B rows                | the recurrent state before step 0: once, never per step |
 | actor_id          | [B] int64                      | the actor |
 | version           | [B] int64                      | learner version of the acting weights |

@@ -2,7 +2,7 @@
 
 A folder holds a PNG for every script of the traces, named as the script with "-" for other characters than letters and
 digits: every fourth frame at 72 x 96, eight a row. Views are drawn from the same pose; the objects, which traces do not
-name, are those that differ least. A region is what our own view shows at a pixel. Pictures of a single colour are left
+name, are those that differ least. A region is what our own view shows at a pixel. Pictures of a single color are left
 out.
 """
 
@@ -81,7 +81,7 @@ def compared(rows: list[dict[str, Any]], sheet: NDArray[np.uint8]) -> tuple[NDAr
         stays[index] = stay
         starts[index] = begun
 
-    # The pictures, without those of a single colour, and what belongs to them.
+    # The pictures, without those of a single color, and what belongs to them.
     cut = []
     for number in range(len(rows[::EVERY])):
         top = HEIGHT * (number // ACROSS)

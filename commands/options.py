@@ -371,7 +371,7 @@ class CompareOptions(Checked):
     """Agents on several tasks: show in the table the runs of these files, too, report/scores.json of other comparisons.
     Nothing of them is trained."""
     threshold: float | None = None
-    """A score; the report says when runs reach it. By default 75 % for normalised scores, and none for others."""
+    """A score; the report says when runs reach it. By default 75 % for normalized scores, and none for others."""
     cpus_per_trial: Annotated[float, Range(0, 1024.0, above=True)] = 1.0
     """CPUs, and threads of torch, of a run; as many are trained at a time as the machine or cluster has room for."""
     gpus_per_trial: AtLeast0 = 0.0

@@ -16,7 +16,7 @@ from envs.guard import EnvironmentFailed, EnvironmentLost, WrongOutput, limit_ca
 if TYPE_CHECKING:
     from envs.actions import ActionVector, ChoiceColumn, NumberColumns
     from envs.registry import drawing, make_device, make_vector, observe, prepare, with_view
-    from envs.scores import chance_of_choice, mean_normalised, reference_scores
+    from envs.scores import chance_of_choice, mean_normalized, reference_scores
     from envs.specs import foreign_code, held_out, parse_spec, require_consent, tasks, untaught
 
 __all__ = [
@@ -33,7 +33,7 @@ __all__ = [
     "limit_calls",
     "make_device",
     "make_vector",
-    "mean_normalised",
+    "mean_normalized",
     "observe",
     "parse_spec",
     "prepare",
@@ -49,7 +49,7 @@ names.register()
 _MODULES = {
     "actions": ("ActionVector", "ChoiceColumn", "NumberColumns"),
     "registry": ("drawing", "make_device", "make_vector", "observe", "prepare", "with_view"),
-    "scores": ("chance_of_choice", "mean_normalised", "reference_scores"),
+    "scores": ("chance_of_choice", "mean_normalized", "reference_scores"),
     "specs": ("foreign_code", "held_out", "parse_spec", "require_consent", "tasks", "untaught"),
 }
 """What is imported on first use: the registry and the scores need numba, which takes 60 MB."""

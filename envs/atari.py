@@ -38,7 +38,7 @@ ALLOWED: dict[str, Any] = {
 
 
 class AtariVectorEnv(ForeignVectorEnv):
-    """A batch of one game: uint8 [height, width, frames x colours], the last frame last.
+    """A batch of one game: uint8 [height, width, frames x colors], the last frame last.
 
     The step after a lost life presses FIRE instead of what the agent does, which trajectories still have as its action.
     With `episodic_life`, agents do not act in that step, because it begins an episode, and its reward is not counted.

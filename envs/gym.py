@@ -44,7 +44,7 @@ PACKAGES: dict[str, tuple[str, str]] = {
 """Module -> the ids that it registers when it is imported (how they begin), and the command that installs it. Runs of
 other people may name these modules. memory-gym pins other releases of gymnasium and pygame, but works with these."""
 MINIGRID_BITS = (11, 6, 3)
-"""One-hot bits of a cell of MiniGrid's view: its kind (11), colour (6) and state (3)."""
+"""One-hot bits of a cell of MiniGrid's view: its kind (11), color (6) and state (3)."""
 MISSION_CHARACTERS = 1000
 """More than a mission of BabyAI has."""
 _warned: set[str] = set()
@@ -404,7 +404,7 @@ def _tile(kind: int, color: int, state: int, direction: int | None, size: int) -
 
 
 def one_hot_cells(cells: NDArray[np.uint8]) -> NDArray[np.float32]:
-    """MiniGrid's symbols [..., W, H, 3], (kind, colour, state), as float32 vectors with `MINIGRID_BITS` bits a cell.
+    """MiniGrid's symbols [..., W, H, 3], (kind, color, state), as float32 vectors with `MINIGRID_BITS` bits a cell.
 
     Where the agent itself is shown, its state is where it looks: of four directions, the last one has no bit.
     """

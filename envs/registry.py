@@ -46,18 +46,18 @@ TASKS: dict[str, type[Any]] = {
 
 
 def rooms_config(name: str, overrides: dict[str, str]) -> RoomsConfig:
-    """A variant of the rooms level with some fields replaced; shapes as "cube+sphere", colours as "ff0000+00ff00"."""
+    """A variant of the rooms level with some fields replaced; shapes as "cube+sphere", colors as "ff0000+00ff00"."""
     config = resolve(name)
     _check_fields("the rooms level", overrides, [field.name for field in dataclasses.fields(RoomsConfig)])
     changes = literals(overrides)
     if "shapes" in overrides:
         changes["shapes"] = tuple(overrides["shapes"].split("+"))
-    if "colours" in overrides:
-        colours = overrides["colours"].split("+")
-        if not all(re.fullmatch("[0-9a-fA-F]{6}", colour) for colour in colours):
-            got = overrides["colours"]
-            raise ValueError(f"colours: expected six hexadecimal digits each, as in ff0000+00ff00, got {got!r}")
-        changes["colours"] = tuple(tuple(bytes.fromhex(colour)) for colour in colours)
+    if "colors" in overrides:
+        colors = overrides["colors"].split("+")
+        if not all(re.fullmatch("[0-9a-fA-F]{6}", color) for color in colors):
+            got = overrides["colors"]
+            raise ValueError(f"colors: expected six hexadecimal digits each, as in ff0000+00ff00, got {got!r}")
+        changes["colors"] = tuple(tuple(bytes.fromhex(color)) for color in colors)
     return dataclasses.replace(config, **changes)
 
 

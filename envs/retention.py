@@ -1,4 +1,4 @@
-"""Tasks from the literature in which what was seen once has to be kept: vectorised in numpy, with exact scores.
+"""Tasks from the literature in which what was seen once has to be kept: vectorized in numpy, with exact scores.
 
 Each names its paper. Where a paper leaves a rule open, the class says which way was taken.
 """

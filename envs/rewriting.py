@@ -1,4 +1,4 @@
-"""Tasks in which what is remembered has to be replaced: vectorised in numpy, like `retention`.
+"""Tasks in which what is remembered has to be replaced: vectorized in numpy, like `retention`.
 
 `EndlessTMaze` and `ColorCubes` follow Shchendrigin et al. 2026 (arXiv:2601.15086), `Association` is associative recall
 with values that change. Where the paper leaves a rule open, the class says which way was taken.
@@ -173,22 +173,22 @@ def nth_free(number: NDArray[np.int64], taken: NDArray[np.int64]) -> NDArray[np.
 
 
 class ColorCubes(DiagnosticEnv):
-    """Cubes of N colours on a grid: go to the cube of the target's colour. Where cubes are is shown only when one was
+    """Cubes of N colors on a grid: go to the cube of the target's color. Where cubes are is shown only when one was
     put down.
 
     An episode asks for `targets` targets, one after the other. Actions are right, left, up, down and take. To take the
     target's cube is worth 1 / targets; to take any other, or nothing, ends the episode. A taken cube is put into a cell
-    without another cube, perhaps its own, and the next target is another colour. In every step without a correct take,
+    without another cube, perhaps its own, and the next target is another color. In every step without a correct take,
     with probability `teleport`, one cube that is not the target is put down in the same way. All cubes are shown at the
     start of the episode and whenever one was put down, and never else, so that what is remembered has to be corrected.
-    With `extreme` all later pictures show which cells have a cube and not their colours: what moved follows from what
+    With `extreme` all later pictures show which cells have a cube and not their colors: what moved follows from what
     was there before. With `area` all of an episode happens in that many rows and columns of the grid, whose place is
     drawn anew for each: an easier task with the same observation space, to learn before or beside the whole one.
 
     The paper gives the idea and names (Trivial: `teleport=0`; Medium; Extreme); size of the grid, numbers, probability,
     rewards, and that a wrong cube ends the episode are choices made here. Episodes are truncated after 8 size targets
-    steps. Observations are [row and column of the player, one-hot; the target's colour; whether cubes are
-    shown; the cells of the cubes, one-hot by colour, and of any colour].
+    steps. Observations are [row and column of the player, one-hot; the target's color; whether cubes are
+    shown; the cells of the cubes, one-hot by color, and of any color].
     """
 
     variables = ("top", "left", "row", "column", "target", "found", "shown", "time")
@@ -202,16 +202,16 @@ class ColorCubes(DiagnosticEnv):
     target: NDArray[np.int64]
     found: NDArray[np.int64]
     shown: NDArray[np.int64]
-    """1 where all cubes are shown with their colours, 2 where without."""
+    """1 where all cubes are shown with their colors, 2 where without."""
     time: NDArray[np.int64]
     cell: NDArray[np.int64]
-    """[N, colours] of each cube in the area, row * area + column."""
+    """[N, colors] of each cube in the area, row * area + column."""
 
     def __init__(
         self,
         num_envs: int,
         size: int = 5,
-        colours: int = 3,
+        colors: int = 3,
         targets: int = 5,
         teleport: float = 0.1,
         extreme: bool = False,
@@ -219,24 +219,24 @@ class ColorCubes(DiagnosticEnv):
     ) -> None:
         if area is None:
             area = size
-        require_least(2, size=size, colours=colours, area=area)
+        require_least(2, size=size, colors=colors, area=area)
         require_least(1, targets=targets)
         if area > size:
             raise ValueError(f"area: expected at most the grid's {size} rows and columns, got {area}")
-        if colours >= area * area:
-            raise ValueError(f"colours: expected fewer than the {area * area} cells for cubes, got {colours}")
+        if colors >= area * area:
+            raise ValueError(f"colors: expected fewer than the {area * area} cells for cubes, got {colors}")
         if type(teleport) not in (int, float) or not 0 <= teleport <= 1:
             raise ValueError(f"teleport: expected a probability in 0..1, got {teleport!r}")
         require_flag(extreme=extreme)
         self.size = size
-        self.colours = colours
+        self.colors = colors
         self.targets = targets
         self.teleport = float(teleport)
         self.extreme = extreme
         self.area = area
-        self.shapes = {"cell": (colours,)}
+        self.shapes = {"cell": (colors,)}
         self.limit = 8 * size * targets
-        self.features = 2 * size + colours + 1 + size * size * (colours + 1)
+        self.features = 2 * size + colors + 1 + size * size * (colors + 1)
         super().__init__(num_envs, self.features, 5)
 
     @staticmethod
@@ -257,21 +257,21 @@ class ColorCubes(DiagnosticEnv):
         self.found[rows] = 0
         self.time[rows] = 0
 
-        cells = np.zeros((np.count_nonzero(rows), self.colours), np.int64)
-        for colour in range(self.colours):
-            free = draw(self, rows, self.area**2 - colour)
-            cells[:, colour] = nth_free(free, taken=cells[:, :colour])
+        cells = np.zeros((np.count_nonzero(rows), self.colors), np.int64)
+        for color in range(self.colors):
+            free = draw(self, rows, self.area**2 - color)
+            cells[:, color] = nth_free(free, taken=cells[:, :color])
         self.cell[rows] = cells
-        self.target[rows] = draw(self, rows, self.colours)
+        self.target[rows] = draw(self, rows, self.colors)
         self.shown[rows] = 1
 
-    def _move(self, rows: NDArray[np.bool_], colours: NDArray[np.int64]) -> None:
-        """Puts the cube of the colour in `colours` [N] into a cell without another cube, in `rows` [N]."""
+    def _move(self, rows: NDArray[np.bool_], colors: NDArray[np.int64]) -> None:
+        """Puts the cube of the color in `colors` [N] into a cell without another cube, in `rows` [N]."""
         index = np.flatnonzero(rows)
         if not index.size:
             return
-        moved = colours[index]
-        is_other = np.arange(self.colours) != moved[:, None]
+        moved = colors[index]
+        is_other = np.arange(self.colors) != moved[:, None]
         others = self.cell[index][is_other].reshape(len(index), -1)
         free = draw(self, rows, self.area**2 - others.shape[1])
         self.cell[index, moved] = nth_free(free, taken=others)
@@ -293,14 +293,14 @@ class ColorCubes(DiagnosticEnv):
         goes_on = right & ~over
         self._move(goes_on, self.target)
 
-        # The next target is any other colour.
-        step = 1 + draw(self, every, self.colours - 1)
-        self.target[:] = np.where(goes_on, (self.target + step) % self.colours, self.target)
+        # The next target is any other color.
+        step = 1 + draw(self, every, self.colors - 1)
+        self.target[:] = np.where(goes_on, (self.target + step) % self.colors, self.target)
 
         # A cube that is not the target moves.
         chance = draw(self, every, 1_000_000) < round(1_000_000 * self.teleport)
-        step = 1 + draw(self, every, self.colours - 1)
-        other = (self.target + step) % self.colours
+        step = 1 + draw(self, every, self.colors - 1)
+        other = (self.target + step) % self.colors
         teleports = chance & ~goes_on & ~over
         self._move(teleports, other)
 
@@ -313,25 +313,25 @@ class ColorCubes(DiagnosticEnv):
         rows = np.arange(self.num_envs)
         seen = np.zeros((self.num_envs, self.features), np.float32)
         first_column = self.size
-        first_colour = first_column + self.size
-        flag = first_colour + self.colours
+        first_color = first_column + self.size
+        flag = first_color + self.colors
         seen[rows, self.top + self.row] = 1
         seen[rows, first_column + self.left + self.column] = 1
-        seen[rows, first_colour + self.target] = 1
+        seen[rows, first_color + self.target] = 1
         seen[:, flag] = self.shown > 0
 
-        # The cells of each colour, and after these of any colour, which are shown in the extreme variant as well.
+        # The cells of each color, and after these of any color, which are shown in the extreme variant as well.
         cubes = seen[:, flag + 1 :]
         num_cells = self.size * self.size
-        any_colour = self.colours * num_cells
+        any_color = self.colors * num_cells
         is_shown = self.shown > 0
-        is_coloured = self.shown == 1
-        for colour in range(self.colours):
-            row = self.top + self.cell[:, colour] // self.area
-            column = self.left + self.cell[:, colour] % self.area
+        is_colored = self.shown == 1
+        for color in range(self.colors):
+            row = self.top + self.cell[:, color] // self.area
+            column = self.left + self.cell[:, color] % self.area
             cell = row * self.size + column
-            cubes[rows, colour * num_cells + cell] = is_coloured
-            cubes[rows, any_colour + cell] = is_shown
+            cubes[rows, color * num_cells + cell] = is_colored
+            cubes[rows, any_color + cell] = is_shown
         return seen
 
     def oracle_actions(self) -> NDArray[np.int64]:

@@ -56,7 +56,7 @@ def reference_scores(spec: str) -> dict[str, float | None]:
     check their fields.
 
     On the levels of DMLab-30, with any observations and actions, and on the re-created one, "human" and "random" are
-    the published scores that define human-normalised ones; elsewhere "random" is from `MEASURED`.
+    the published scores that define human-normalized ones; elsewhere "random" is from `MEASURED`.
 
     Raises a ValueError for what is no task.
     """
@@ -126,14 +126,14 @@ def chance_of_choice(spec: str) -> float | None:
     return None
 
 
-def mean_normalised(scores: Mapping[str, float]) -> dict[str, float]:
-    """Means over tasks, in %, of scores by spec: human_normalised, human_normalised_capped and oracle_normalised.
+def mean_normalized(scores: Mapping[str, float]) -> dict[str, float]:
+    """Means over tasks, in %, of scores by spec: human_normalized, human_normalized_capped and oracle_normalized.
 
     100 * (score - random) / (best - random), with the human or the oracle's score as the best. Capped: no task counts
     for more than 100 (Espeholt et al. 2018, section 5.3). Each mean is over the tasks whose references are known and
     differ, and left out where there are none.
     """
-    scales: dict[str, list[float]] = {"human_normalised": [], "human_normalised_capped": [], "oracle_normalised": []}
+    scales: dict[str, list[float]] = {"human_normalized": [], "human_normalized_capped": [], "oracle_normalized": []}
     for spec, score in scores.items():
         reference = reference_scores(spec)
         random = reference["random"]
@@ -142,8 +142,8 @@ def mean_normalised(scores: Mapping[str, float]) -> dict[str, float]:
             # They are equal where nothing is to be gained, as in "diagnostic:recall,reward=0".
             if best is None or random is None or best == random:
                 continue
-            scales[f"{player}_normalised"].append(100.0 * (score - random) / (best - random))
-    scales["human_normalised_capped"] = [min(value, 100.0) for value in scales["human_normalised"]]
+            scales[f"{player}_normalized"].append(100.0 * (score - random) / (best - random))
+    scales["human_normalized_capped"] = [min(value, 100.0) for value in scales["human_normalized"]]
 
     means = {}
     for name, values in scales.items():

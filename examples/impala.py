@@ -120,7 +120,7 @@ def vtrace(
     """Targets of the value function and advantages, both [B, T]; equation (1) of the paper.
 
     Args:
-        log_rhos: [B, T] log of the importance weights: target policy over behaviour policy.
+        log_rhos: [B, T] log of the importance weights: target policy over behavior policy.
         discounts, rewards: [B, T] of what followed each action.
         values: [B, T + 1], the last is the bootstrap.
         mask: [B, T] bool, false where the action was ignored because the environment was reset.
@@ -158,11 +158,11 @@ def losses(agent: Agent, trajectory: Trajectory, settings: Settings) -> dict[str
     policy = agent.distribution
     parameters = output.policy_parameters[:, :-1]
     log_probs = policy.log_prob(parameters, trajectory.action)
-    behaviour = policy.log_prob(trajectory.policy_parameters, trajectory.action)
+    behavior = policy.log_prob(trajectory.policy_parameters, trajectory.action)
     mask = ~trajectory.reset[:, 1:]
     with torch.no_grad():
         targets, advantages = vtrace(
-            log_probs - behaviour,
+            log_probs - behavior,
             settings.discount * trajectory.discount[:, 1:],
             trajectory.reward[:, 1:].clamp(-1, 1),
             output.value,

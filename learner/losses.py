@@ -63,7 +63,7 @@ def reduce(values: Tensor, mask: Tensor, reduction: Reduction) -> Tensor:
 def policy_gradient_loss(log_probs: Tensor, advantages: Tensor, mask: Tensor, reduction: Reduction = "sum") -> Tensor:
     """-log pi(a) * advantage, whose gradient is the negative policy gradient of section 4.2.
 
-    Log-probabilities [B, T] are those of the behaviour policy's actions under the target policy; advantages [B, T]
+    Log-probabilities [B, T] are those of the behavior policy's actions under the target policy; advantages [B, T]
     include the importance weights.
     """
     return reduce(-log_probs * advantages.detach(), mask, reduction)

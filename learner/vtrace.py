@@ -54,7 +54,7 @@ def vtrace(
     action value, with vs_{t+1} and not V_{t+1} (section 4.2, "V-trace actor-critic algorithm").
 
     Args:
-        log_rhos: [B, T] log pi(a_t | x_t) - log mu(a_t | x_t) of the target policy pi and the behaviour policy mu.
+        log_rhos: [B, T] log pi(a_t | x_t) - log mu(a_t | x_t) of the target policy pi and the behavior policy mu.
         discounts: [B, T] gamma times the environment's discount after action t.
         rewards: [B, T] rewards of action t, clipped and scaled.
         values: [B, T] V_t.

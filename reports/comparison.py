@@ -81,9 +81,9 @@ class Kind(NamedTuple):
     measured: str = "valid/nll"
 
 
-def _normalised(name: str) -> Scale:
-    scale = f"{name}_normalised"
-    return Scale(scale, f"{name}-normalised score (%)", f"episode/{scale}", scale, threshold=75.0)
+def _normalized(name: str) -> Scale:
+    scale = f"{name}_normalized"
+    return Scale(scale, f"{name}-normalized score (%)", f"episode/{scale}", scale, threshold=75.0)
 
 
 NAMED = 5
@@ -100,8 +100,8 @@ KIND = {
         measured="evaluation/return",
         over="over the last 200 episodes",
         scales=(
-            _normalised("human"),
-            _normalised("oracle"),
+            _normalized("human"),
+            _normalized("oracle"),
             Scale("return", "return per episode", "episode/return", "return.mean"),
         ),
         details={"return": "return.mean", "return_low": "return.low", "return_high": "return.high", CORRECT: CORRECT},
@@ -467,7 +467,7 @@ class Comparison:
         require_equal_data([(run.config, run.data, run.digest) for run in self.runs if run.digest])
 
         scales = [scale for scale in self.kind.scales if all(scale.final in run.summary for run in self.runs)]
-        # Returns of different environments have different units; only normalised scores have a threshold.
+        # Returns of different environments have different units; only normalized scores have a threshold.
         is_common = scales[0].threshold is not None
         if len(self.data) > 1 and not is_common:
             raise NotJoined(f"{mixed}: expected {needed}, got {', '.join(self.data)}")
@@ -539,7 +539,7 @@ class Comparison:
         if len(self.data) > 1:
             statistic["median of environments"] = statistics.median
         # 100 is the score of people or of an oracle.
-        if self.scale.name.endswith("_normalised"):
+        if self.scale.name.endswith("_normalized"):
             statistic["optimality gap"] = statistics.optimality_gap
 
         found = {}

@@ -40,7 +40,7 @@ from training.plain import by_full_name, to_plain
 from training.trust import permissions
 
 FOLDER = "report"
-COLOURS = 12
+COLORS = 12
 """Of lines in `style.css`, as in `charts.js`."""
 
 
@@ -240,13 +240,13 @@ def _about(comparison: Comparison) -> str:
     return f"{counts}, {which}, {most}{length} {comparison.kind.unit} each"
 
 
-def _is_normalised(scale: Scale) -> bool:
-    return scale.name.endswith("_normalised")
+def _is_normalized(scale: Scale) -> bool:
+    return scale.name.endswith("_normalized")
 
 
 def _meaning(scale: Scale) -> str:
-    """What 0 and 100 are on a normalised scale; empty for others."""
-    if not _is_normalised(scale):
+    """What 0 and 100 are on a normalized scale; empty for others."""
+    if not _is_normalized(scale):
         return ""
     best = "people" if scale.name.startswith("human") else "the oracle"
     return f"0 is random actions, 100 {best}"
@@ -258,7 +258,7 @@ def _lines(comparison: Comparison) -> list[dict[str, Any]]:
     lines = [{"name": name, "value": value} for name, value in comparison.references.items()]
     if comparison.threshold is not None:
         lines.append({"name": "threshold", "value": comparison.threshold})
-    if _is_normalised(scale):
+    if _is_normalized(scale):
         lines.append({"name": "random", "value": 0.0})
         lines.append({"name": scale.name.partition("_")[0], "value": 100.0})
     return lines
@@ -268,7 +268,7 @@ def _panels(comparison: Comparison, lines: list[dict[str, Any]]) -> list[dict[st
     """A chart of learning for each environment or corpus: thin curves of runs, thick ones of variants."""
     scale = comparison.scale
     include: tuple[float, float] | None = (0.0, 0.0)
-    if _is_normalised(scale):
+    if _is_normalized(scale):
         include = (0.0, 100.0)
     elif scale.lower:
         include = None
@@ -289,7 +289,7 @@ def _panels(comparison: Comparison, lines: list[dict[str, Any]]) -> list[dict[st
         # Scores of players are known in units of the return.
         learned_from = _learned_from([run for run in comparison.runs if run.data == data])
         known = []
-        if comparison.kind.unit == "frames" and not _is_normalised(scale):
+        if comparison.kind.unit == "frames" and not _is_normalized(scale):
             known = lines_of([learned_from])
         panels.append({"title": learned_from, "series": series, "lines": lines + known, "include": include})
     return panels
@@ -461,7 +461,7 @@ def _correct_text(variant: Variant) -> str:
 
 def _key(comparison: Comparison, name: str) -> dict[str, Any]:
     index = comparison.names.index(name)
-    return {"text": name, "colour": f"var(--s{index % COLOURS})", "variant": index}
+    return {"text": name, "color": f"var(--s{index % COLORS})", "variant": index}
 
 
 def variant_table(comparison: Comparison) -> dict[str, Any]:
@@ -531,7 +531,7 @@ def _aggregates(comparison: Comparison) -> dict[str, Any]:
 
 
 def _improvements(comparison: Comparison) -> dict[str, Any]:
-    """The probability that each variant is better than each other one. Confirmed differences alone have a colour."""
+    """The probability that each variant is better than each other one. Confirmed differences alone have a color."""
     rows = []
     for ours in comparison.names:
         row: list[Any] = [_key(comparison, ours)]

@@ -9,7 +9,7 @@ from actors.recording import Recording
 from envs.rooms.shapes import SHAPES
 from reports.probes import ENDS, FOLDS, explained_cell, read_in_others, right_cell
 from reports.tables import enumerated
-from reports.views import coloured, webp
+from reports.views import colored, webp
 
 SHAPE_NAMES = sorted((name.replace("_", " ") for name in SHAPES), key=len, reverse=True)
 """The shapes of `rooms` in words. Longer names first: "pot cone" before "cone"."""
@@ -167,17 +167,17 @@ def in_view(recording: Recording, step: int, *place: float) -> bool:
 
 
 def _parts(things: np.ndarray) -> dict[str, list[str]]:
-    """What probes read of things: their names, and if all are objects of `rooms` their colours and shapes."""
+    """What probes read of things: their names, and if all are objects of `rooms` their colors and shapes."""
     parts = {"name": list(things)}
-    colours = []
+    colors = []
     shapes = []
     for thing in things:
         shape = _shape_of(thing)
         if not shape:
             return parts
-        colours.append(thing.removesuffix(f" {shape}"))
+        colors.append(thing.removesuffix(f" {shape}"))
         shapes.append(shape)
-    for part, words in {"colour": colours, "shape": shapes}.items():
+    for part, words in {"color": colors, "shape": shapes}.items():
         # A part that is always the same, or as telling as the name, says nothing more.
         if 1 < len(set(words)) < len(set(things)):
             parts[part] = words
@@ -237,7 +237,7 @@ def conclusion(
     """What follows of how well probes read: from slots, in comparison with their inputs and with a guess.
 
     Args:
-        what: what is read, such as "the colour".
+        what: what is read, such as "the color".
         which: behind it in a sentence, such as the answers in brackets.
         rows: cells of probes of the slots, of the mean of their inputs, and of all of their inputs.
         floor: percentage that a guess reads.
@@ -323,7 +323,7 @@ def _squared_error(read: np.ndarray, views: np.ndarray) -> np.ndarray:
 
 
 def _typical_slot(views: np.ndarray, things: np.ndarray, errors: np.ndarray) -> int:
-    """The slot of median error [K, c] among those whose thing is known and whose views are not all of one colour."""
+    """The slot of median error [K, c] among those whose thing is known and whose views are not all of one color."""
     known = things != ""
     if not known.any():
         known = ~known
@@ -339,7 +339,7 @@ def _typical_slot(views: np.ndarray, things: np.ndarray, errors: np.ndarray) -> 
 def _sheet(views: np.ndarray) -> str:
     """A picture of views [rows, columns, height, width, channels], 0 to 1, with transparent lines between them."""
     pixels = np.rint(255 * views.clip(0, 1)).astype(np.uint8)
-    opaque = np.pad(coloured(pixels), [(0, 0)] * 4 + [(0, 1)], constant_values=255)
+    opaque = np.pad(colored(pixels), [(0, 0)] * 4 + [(0, 1)], constant_values=255)
     lined = np.pad(opaque, [(0, 0), (0, 0), (0, 1), (0, 1), (0, 0)])
     # Rows one above the other, then columns side by side.
     columns = np.concatenate(lined, axis=1)

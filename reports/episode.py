@@ -20,7 +20,7 @@ from reports.pages import packed, rounded, write_page
 from reports.report import pages_about
 from reports.tables import enumerated
 from reports.video import count_frames, film
-from reports.views import coloured, panels, views, webp, what_is_seen
+from reports.views import colored, panels, views, webp, what_is_seen
 from training.console import Busy, counting
 
 PAGE_BYTES = 15_000_000
@@ -164,7 +164,7 @@ def _episode(recording: Recording, pictures: np.ndarray) -> tuple[dict[str, Any]
     else:
         episode["actions"] = recording.actions[:steps].tolist()
     if recording.reconstructions is not None:
-        episode["drawn"] = packed(coloured(recording.reconstructions[:steps], recording.observations))
+        episode["drawn"] = packed(colored(recording.reconstructions[:steps], recording.observations))
     if recording.room_entries is not None:
         episode["entered"] = recording.room_entries[:steps].tolist()
     if recording.effects:

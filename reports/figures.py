@@ -15,7 +15,7 @@ from storage.files import printable
 
 LONGEST = 80
 """Characters of a name: drawing takes longer with the square of its length."""
-COLOURS = (
+COLORS = (
     "#2456c7", "#c8571b", "#1d8a75", "#8a3fb5", "#8d6b00", "#b3266b",
     "#53606f", "#00779e", "#4f7d12", "#23262d", "#7b4f2e", "#c23434",
 )  # fmt: skip
@@ -95,7 +95,7 @@ def _curves(data: dict[str, Any]) -> Figure:
     unit = "environment frames" if data["unit"] == "frames" else data["unit"]
     for axes, panel in zip(panels, data["panels"]):
         for line in panel["series"]:
-            color = _colour(line["index"])
+            color = _color(line["index"])
             dashes = "--" if line["dash"] else "-"
             style = {"color": color, "linestyle": dashes}
             if line.get("thin"):
@@ -130,9 +130,9 @@ def _add_legend(figure: Figure, panels: Sequence[Axes], width: float) -> None:
     figure.legend(shown.values(), shown.keys(), loc="outside upper left", ncols=columns, frameon=False)
 
 
-def _colour(index: int) -> str:
-    """The colour of a variant, by its number."""
-    return COLOURS[index % len(COLOURS)]
+def _color(index: int) -> str:
+    """The color of a variant, by its number."""
+    return COLORS[index % len(COLORS)]
 
 
 def _scores(data: dict[str, Any]) -> Figure:
@@ -141,7 +141,7 @@ def _scores(data: dict[str, Any]) -> Figure:
     figure = Figure((9.0, 0.9 + 0.42 * len(rows)), layout="constrained")
     axes = figure.subplots()
     for place, row in enumerate(rows):
-        color = _colour(row["index"])
+        color = _color(row["index"])
         interval = np.array([row["low"], row["high"]], np.float64)
         points = row["points"]
         axes.plot(interval, [place, place], color=color, linewidth=5, alpha=0.3, solid_capstyle="round")

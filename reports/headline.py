@@ -21,14 +21,14 @@ from training.trust import permissions
 MOST = 3
 """Most large numbers."""
 SCALE_NAMES = {
-    "human_normalised": "human-normalised score",
-    "human_normalised_capped": "human-normalised score, capped",
-    "oracle_normalised": "oracle-normalised score",
+    "human_normalized": "human-normalized score",
+    "human_normalized_capped": "human-normalized score, capped",
+    "oracle_normalized": "oracle-normalized score",
 }
 SCALE_MEANINGS = {
-    "human_normalised": "0 is random, 100 is a human",
-    "human_normalised_capped": "0 is random, no task counts more than 100",
-    "oracle_normalised": "0 is random, 100 is an oracle",
+    "human_normalized": "0 is random, 100 is a human",
+    "human_normalized_capped": "0 is random, no task counts more than 100",
+    "oracle_normalized": "0 is random, 100 is an oracle",
 }
 MEASURES = {
     "text": {
@@ -116,7 +116,7 @@ def _evaluated(config: RunConfig, summary: Mapping[str, Any]) -> list[dict[str, 
     has_tasks = bool(summary.get("tasks"))
     for name in SCALES:
         # Of one task, the capped score is no other number.
-        is_repetition = name == "human_normalised_capped" and not has_tasks
+        is_repetition = name == "human_normalized_capped" and not has_tasks
         if name not in summary or is_repetition:
             continue
         low, high = summary.get(f"{name}_interval") or (None, None)
@@ -156,7 +156,7 @@ def _trained(config: RunConfig, rows: Sequence[Mapping[str, Any]]) -> list[dict[
         share = 100 * last["episode/correct_choices"]
         numbers.append(_number("training, correct choices", f"{share:.1f} %", f"in the {latest}"))
     for name in SCALES:
-        if name != "human_normalised_capped" and is_finite(last.get(f"episode/{name}")):
+        if name != "human_normalized_capped" and is_finite(last.get(f"episode/{name}")):
             score = f"{last[f'episode/{name}']:.1f} %"
             numbers.append(_number(f"training, {SCALE_NAMES[name]}", score, SCALE_MEANINGS[name]))
     return numbers

@@ -27,7 +27,7 @@ from training.sweep import FILE
 DEPTH = 3
 """Folders in folders that are searched for runs."""
 CURVE_POINTS = 60
-"""Most points of a small curve; each is the mean of neighbouring values."""
+"""Most points of a small curve; each is the mean of neighboring values."""
 
 
 class Score(NamedTuple):
@@ -52,7 +52,7 @@ class Score(NamedTuple):
     def texts(self) -> tuple[str, str]:
         """The value and its interval, which is empty if there is none."""
         value, interval = with_brackets(self.value, self.low, self.high)
-        if self.name.endswith("normalised"):
+        if self.name.endswith("normalized"):
             value = f"{value} %" if self.low < self.high else f"{self.value:.1f} %"
         return value, interval
 
@@ -257,7 +257,7 @@ def read_score(kind: str, evaluation: Mapping[str, Any], row: Mapping[str, Any])
 
 def _short(name: str, text: str) -> str:
     """How a scale is called beside a score."""
-    if name.endswith("_normalised"):
+    if name.endswith("_normalized"):
         return name.replace("_", "-")
     if name == "return":
         return name

@@ -78,7 +78,7 @@ CHARTS = {
         ["episode/correct_choices", "evaluation/correct_choices"],
         (0.0, 1.0),
     ),
-    "normalised score": Chart(
+    "normalized score": Chart(
         "learning",
         "in training; 0 is random, 100 is a human or the oracle",
         [f"{part}/{scale}" for part in ("episode", "evaluation") for scale in SCALES],
@@ -415,7 +415,7 @@ def _references_of_agent(config: RunConfig) -> dict[str, list[dict[str, Any]]]:
             found["correct choices"] = [{"name": "chance", "value": 0.5}]
     is_known_of_people = any(line["name"] == "human" for line in found["return"])
     best = "human" if is_known_of_people else "oracle"
-    found["normalised score"] = [{"name": "random", "value": 0.0}, {"name": best, "value": 100.0}]
+    found["normalized score"] = [{"name": "random", "value": 0.0}, {"name": best, "value": 100.0}]
     return found
 
 

@@ -34,7 +34,7 @@ class Cell:
     score: mean return, over runs; its interval is over these, or over the episodes of a single run's evaluation. NaN if
         no run has a score yet.
     scores: of runs. Of one that is not evaluated yet the last return of training counts, if it is trained on its task.
-    normalised: the means of runs in percent of the best known score, where that is known.
+    normalized: the means of runs in percent of the best known score, where that is known.
     runs: how many there are. finished: how many of them were evaluated.
     share: of the training of all of them, how much is over.
     best: whether it is better than each of the others on its task, and not by chance; see `is_better`. Not before all
@@ -43,7 +43,7 @@ class Cell:
 
     score: Estimate
     scores: tuple[float, ...]
-    normalised: tuple[float, ...]
+    normalized: tuple[float, ...]
     runs: int
     finished: int
     share: float
@@ -100,10 +100,10 @@ def scoreboard(scores: Sequence[Score]) -> Scoreboard:
     for variant in variants:
         costs[variant] = _cost([score for score in scores if score.variant == variant])
     # Tasks whose best scores are known: there, runs have scores in percent of these.
-    known = list(dict.fromkeys(task for (task, _), cell in cells.items() if cell.normalised))
+    known = list(dict.fromkeys(task for (task, _), cell in cells.items() if cell.normalized))
     percent: dict[str, list[tuple[float, ...]]] = {}
     for variant in variants:
-        of_tasks = [cells[task, variant].normalised for task in known if (task, variant) in cells]
+        of_tasks = [cells[task, variant].normalized for task in known if (task, variant) in cells]
         if len(known) > 1 and len(of_tasks) == len(known) and all(of_tasks):
             percent[variant] = of_tasks
     overall = {}
@@ -144,12 +144,12 @@ def _cell(runs: Sequence[Score]) -> Cell:
         (only,) = known
         score = Estimate(only.mean, only.low, only.high)
 
-    normalised = tuple(run.normalised for run in known)
-    if any(math.isnan(each) for each in normalised):
-        normalised = ()
+    normalized = tuple(run.normalized for run in known)
+    if any(math.isnan(each) for each in normalized):
+        normalized = ()
     share = float(np.mean([run.share for run in runs]))
     finished = sum(run.finished for run in runs)
-    return Cell(score, scores, normalised, len(runs), finished, share)
+    return Cell(score, scores, normalized, len(runs), finished, share)
 
 
 def is_better(scores: Sequence[Sequence[float]], others: Sequence[Sequence[float]]) -> bool:
@@ -284,7 +284,7 @@ def as_files(board: Scoreboard) -> dict[str, bytes]:
                 "return": cell.score.value,
                 "low": cell.score.low,
                 "high": cell.score.high,
-                "normalised": float(np.mean(cell.normalised)) if cell.normalised else math.nan,
+                "normalized": float(np.mean(cell.normalized)) if cell.normalized else math.nan,
                 "runs": cell.runs,
                 "finished": cell.finished,
                 "trained_share": cell.share,

@@ -26,7 +26,7 @@ from training.plain import from_plain
 
 FILE = "scores.json"
 """Where a comparison writes its rows, in its folder `report`."""
-NORMALISED = [scale.final for scale in KIND["launch"].scales if scale.threshold is not None]
+NORMALIZED = [scale.final for scale in KIND["launch"].scales if scale.threshold is not None]
 """Scores in percent of the best known, the preferred one first."""
 OF_MACHINE = {"learner.precision", "actors.precision", "learner.device", "actors.device"}
 """Settings that differ between machines and make no other agent."""
@@ -52,7 +52,7 @@ class Score(NamedTuple):
     seed: of its training.
     mean, low, high: its return, with the interval over episodes. Of a run that was not evaluated yet, the last return
         of its training.
-    normalised: the score in percent of the best known.
+    normalized: the score in percent of the best known.
     finished: whether it was evaluated. share: how much of its training is over.
     learning: steps a second of the whole run.
     acting: steps a second of its network alone, see `acting_speeds`.
@@ -67,7 +67,7 @@ class Score(NamedTuple):
     mean: float
     low: float
     high: float
-    normalised: float
+    normalized: float
     finished: bool
     share: float
     learning: float
@@ -98,7 +98,7 @@ def _score(run: FinishedRun, variant: str, acting: float, state_bytes: int) -> S
     """The row of a run, and what its variant costs."""
     summary = run.summary
     settings, of_task = settings_of(run.config)
-    normalised = [float(summary[scale]) for scale in NORMALISED if scale in summary]
+    normalized = [float(summary[scale]) for scale in NORMALIZED if scale in summary]
     return Score(
         task=run.data,
         variant=variant,
@@ -108,7 +108,7 @@ def _score(run: FinishedRun, variant: str, acting: float, state_bytes: int) -> S
         mean=float(summary.get("return.mean", math.nan)),
         low=float(summary.get("return.low", math.nan)),
         high=float(summary.get("return.high", math.nan)),
-        normalised=normalised[0] if normalised else math.nan,
+        normalized=normalized[0] if normalized else math.nan,
         finished="episodes" in summary,
         share=run.share,
         learning=run.speed,

@@ -34,8 +34,8 @@ HEAD_WIDTH = 12
 
 
 def _in_words(scale: str) -> str:
-    """The row of a scale: human-normalised, capped."""
-    return scale.replace("_normalised", "-normalised").replace("_", ", ")
+    """The row of a scale: human-normalized, capped."""
+    return scale.replace("_normalized", "-normalized").replace("_", ", ")
 
 
 CANNOT_RESUME = ("running", "finished", "exported")
@@ -71,7 +71,7 @@ def evaluation_rows(summary: Mapping[str, Any]) -> dict[str, str]:
         rows[_counter_row(name)] = _score(value)
     for name in SCALES:
         # Of one task, the capped score is no other number.
-        is_repetition = name == "human_normalised_capped" and not played
+        is_repetition = name == "human_normalized_capped" and not played
         if name not in summary or is_repetition:
             continue
         text = _percentage(summary[name], summary.get(f"{name}_interval"))
@@ -96,10 +96,10 @@ def print_evaluations(console: Console, summaries: Sequence[Mapping[str, Any]]) 
 
     # The columns that say something.
     texts = in_any("run", "core", "environment")
-    scales = in_any("human_normalised", "oracle_normalised")
+    scales = in_any("human_normalized", "oracle_normalized")
     chooses = bool(in_any("correct_choices"))
     counters = list(dict.fromkeys(name for summary in summaries for name in summary.get("counters", {})))
-    head = [*texts, "episodes", "return", *(name.replace("_normalised", "-normalised") for name in scales)]
+    head = [*texts, "episodes", "return", *(name.replace("_normalized", "-normalized") for name in scales)]
     if chooses:
         head.append("correct choices")
     head += map(_counter_row, counters)
@@ -267,7 +267,7 @@ def _interval(low: float | None, high: float | None, style: str) -> str:
 
 
 def enumerated(things: Sequence[str]) -> str:
-    """The colour, the shape and the views."""
+    """The color, the shape and the views."""
     *first, last = things
     if not first:
         return last

@@ -12,7 +12,7 @@ from PIL import Image, ImageDraw, ImageFont
 
 from actors.recording import RENDERED_STEPS, Recording
 from reports.actions import columns, received, value_in_words
-from reports.views import BACKGROUND, Look, Panel, coloured, looks, panels, views
+from reports.views import BACKGROUND, Look, Panel, colored, looks, panels, views
 from storage.files import replacing
 
 VIEW = (640, 480)
@@ -33,7 +33,7 @@ FAINT = (130, 136, 148)
 BAND = (44, 48, 58)
 GOOD = (92, 184, 92)
 BAD = (224, 92, 84)
-COLOURS = {"routed": (186, 104, 200), "compressed": (226, 122, 63), "memory": (69, 178, 157), "segment": (90, 140, 230)}
+COLORS = {"routed": (186, 104, 200), "compressed": (226, 122, 63), "memory": (69, 178, 157), "segment": (90, 140, 230)}
 
 
 def film(recordings: Sequence[Recording], path: Path, progress: Callable[[int], None] = lambda frames: None) -> None:
@@ -110,7 +110,7 @@ def pictures(recordings: Sequence[Recording]) -> Iterator[np.ndarray]:
             # The views until the next step, beside the same panel.
             if recording.views_between is not None:
                 for between in recording.views_between[step]:
-                    view = coloured(between)
+                    view = colored(between)
                     frame.picture(view, (0, 0, *VIEW))
                     yield np.asarray(frame.image)
             if step == last:
@@ -145,8 +145,8 @@ class _Scene:
         frame.line("value", f"{recording.values[step]:+.2f}")
         recent = recording.rewards[max(0, rewarded - steps_of_reward(recording)) : rewarded].sum()
         reward = signed(recent) if recent else ""
-        colour = GOOD if recent > 0 else BAD
-        frame.line("score", signed(self.returns[rewarded]), reward, colour)
+        color = GOOD if recent > 0 else BAD
+        frame.line("score", signed(self.returns[rewarded]), reward, color)
         if recording.choices.any():
             frame.line("choices", f"{self.right[step]} right, {self.wrong[step]} wrong")
         if recording.attention:
@@ -237,8 +237,8 @@ class Frame:
         self.top = 16
         self.width = PANEL - 36
 
-    def text(self, left: float, top: float, text: str, colour: Any = TEXT) -> None:
-        self.brush.text((left, top), text, fill=colour, font=self.font)
+    def text(self, left: float, top: float, text: str, color: Any = TEXT) -> None:
+        self.brush.text((left, top), text, fill=color, font=self.font)
 
     def picture(self, view: np.ndarray, box: tuple[int, int, int, int]) -> None:
         """A picture [height, width, 3] uint8, as large as fits into left, top, width and height."""
@@ -266,11 +266,11 @@ class Frame:
             self.brush.rectangle((left - 2, 2, left + self.font.getlength(name) + 2, 22), fill=BACKGROUND)
             self.text(left, 3, name)
 
-    def line(self, name: str, value: str, more: str = "", colour: Any = TEXT) -> None:
+    def line(self, name: str, value: str, more: str = "", color: Any = TEXT) -> None:
         self.text(self.left, self.top, name, FAINT)
         self.text(self.left + 84, self.top, value)
         behind = 84 + self.font.getlength(value) + 12
-        self.text(self.left + max(160, behind), self.top, more, colour)
+        self.text(self.left + max(160, behind), self.top, more, color)
         self.top += 24
 
     def attention(self, mass: dict[str, float]) -> None:
@@ -283,11 +283,11 @@ class Frame:
             self.text(self.left + self.width - 44, self.top, f"{100 * share:3.0f} %")
             self.top += 22
             self.bar(self.width, BAND)
-            self.bar(round(self.width * share), COLOURS[kind])
+            self.bar(round(self.width * share), COLORS[kind])
             self.top += 12
 
-    def bar(self, width: int, colour: Any) -> None:
-        self.brush.rectangle((self.left, self.top, self.left + width, self.top + 6), fill=colour)
+    def bar(self, width: int, color: Any) -> None:
+        self.brush.rectangle((self.left, self.top, self.left + width, self.top + 6), fill=color)
 
     def remembered(self, shown: np.ndarray, found: Sequence[Look]) -> None:
         """The pictures of the steps that are attended to, below the view; of a slot of several steps the middle one."""
@@ -300,7 +300,7 @@ class Frame:
             steps = f"{look.first}"
             if look.last != look.first:
                 steps += f"-{look.last}"
-            self.text(left + 8, top + STRIP - 25, f"step {steps}  {100 * look.weight:.0f} %", COLOURS[look.kind])
+            self.text(left + 8, top + STRIP - 25, f"step {steps}  {100 * look.weight:.0f} %", COLORS[look.kind])
 
     def map(self, plan: dict[str, Any], poses: np.ndarray) -> None:
         """The path from above in what is left of the panel; y grows to the left of a player who looks along x."""
@@ -318,8 +318,8 @@ class Frame:
             x, y = (np.asarray(spot)[:2] - low) * scale
             return self.left + x, bottom - y
 
-        def circle(x: float, y: float, radius: float, **colours: Any) -> None:
-            self.brush.ellipse((x - radius, y - radius, x + radius, y + radius), **colours)
+        def circle(x: float, y: float, radius: float, **colors: Any) -> None:
+            self.brush.ellipse((x - radius, y - radius, x + radius, y + radius), **colors)
 
         for wall in walls:
             self.brush.line([point(wall[0]), point(wall[1])], fill=FAINT, width=2)
@@ -327,7 +327,7 @@ class Frame:
             x, y = point(spot)
             circle(x, y, 4, outline=FAINT)
 
-        # The way of the last steps, brighter toward the present one: from the colour BAND to the colour TEXT.
+        # The way of the last steps, brighter toward the present one: from the color BAND to the color TEXT.
         recent = poses[-60:]
         for number, pose in enumerate(recent, 1):
             x, y = point(pose)

@@ -25,7 +25,7 @@ MOST_PIXELS = 1500
 MOST_STRETCHED = 4
 """How many times as wide as high an image is shown at most, beside others."""
 BACKGROUND = (18, 20, 26)
-COLOURS = np.array([BACKGROUND, (205, 210, 216), (226, 122, 63)], np.uint8)
+COLORS = np.array([BACKGROUND, (205, 210, 216), (226, 122, 63)], np.uint8)
 """Of the background, positive and negative elements."""
 
 
@@ -50,7 +50,7 @@ def views(recording: Recording) -> np.ndarray:
     seen = recording.observations[:RENDERED_STEPS]
     is_image = seen.ndim == 4
     if is_image:
-        return coloured(_smaller(seen))
+        return colored(_smaller(seen))
     drawn = recording.renderings
     if drawn is None:
         return bars(seen, WIDTH)
@@ -123,7 +123,7 @@ def _width(recording: Recording) -> int:
 def _several(recording: Recording) -> np.ndarray:
     """The pictures of an agent that sees several parts."""
     parts = [part[:RENDERED_STEPS] for part in (recording.observations, *recording.more_observations)]
-    images = [coloured(part) for part in parts if part.ndim == 4]
+    images = [colored(part) for part in parts if part.ndim == 4]
     shown, height = _layout(recording)
     width = _width(recording)
 
@@ -142,10 +142,10 @@ def _several(recording: Recording) -> np.ndarray:
     return np.concatenate([together, bars(last, width)], axis=1)
 
 
-def coloured(pictures: np.ndarray, like: np.ndarray | None = None) -> np.ndarray:
+def colored(pictures: np.ndarray, like: np.ndarray | None = None) -> np.ndarray:
     """Pictures [..., channels] uint8 with three channels, [..., 3].
 
-    More than three are a stack of frames, in colour if three divides their number: the last frame is shown. Of four,
+    More than three are a stack of frames, in color if three divides their number: the last frame is shown. Of four,
     the last one is transparency if it is the same everywhere. Two are shown in gray, as their mean.
 
     `like`: the pictures that these are drawn after; the last channel of these is then asked.
@@ -170,7 +170,7 @@ def what_is_seen(recording: Recording) -> str:
     vector = "the vector that the agent observes, each element over its largest value in the episode"
     together = _elements_of_bar(parts[-1].shape[1], _width(recording))
     if together > 1:
-        vector += f", the largest of {together} neighbours in each bar"
+        vector += f", the largest of {together} neighbors in each bar"
     if recording.element_names:
         vector += f": {', '.join(recording.element_names)}, from left to right"
     if len(parts) > 1:
@@ -206,17 +206,17 @@ def bars(vectors: np.ndarray, width: int) -> np.ndarray:
     levels = 1 - (np.arange(high) + 0.5) * span / high
     levels = levels.round(9)[:, None]  # the middle one is exactly 0
     is_lit = np.where(levels >= 0, share >= levels, share <= levels) | (levels == 0)
-    colours = np.where(levels >= 0, 1, 2)
+    colors = np.where(levels >= 0, 1, 2)
 
-    shown = COLOURS[np.where(is_lit, colours, 0)].reshape(num_steps, rows * high, columns, 3)
+    shown = COLORS[np.where(is_lit, colors, 0)].reshape(num_steps, rows * high, columns, 3)
     shown = shown.repeat(wide, axis=2)
-    shown[:, :, wide - 1 :: wide] = COLOURS[0]  # a gap between bars
+    shown[:, :, wide - 1 :: wide] = COLORS[0]  # a gap between bars
     beside = np.full((*shown.shape[:2], width - columns * wide, 3), BACKGROUND, np.uint8)
     return np.concatenate([shown, beside], axis=2)
 
 
 def _elements_of_bar(size: int, width: int) -> int:
-    """How many neighbours of a vector's elements share a bar: more than one where rows of bars would be too many."""
+    """How many neighbors of a vector's elements share a bar: more than one where rows of bars would be too many."""
     most_bars = BARS * max(1, width // BAR)
     return math.ceil(size / most_bars)
 

@@ -13,7 +13,7 @@ from sequences.model import SequenceModel
 
 
 def nucleus(log_probs: Tensor, top_p: float) -> Tensor:
-    """The log-probabilities [..., V] of the nucleus (Holtzman et al. 2019), -infinity elsewhere, not normalised.
+    """The log-probabilities [..., V] of the nucleus (Holtzman et al. 2019), -infinity elsewhere, not normalized.
 
     A token is kept if the more probable ones have at most the probability `top_p` together; so at least one is kept.
     """

@@ -138,11 +138,11 @@ def actors_survive(cluster: Cluster) -> None:
 
         node = cluster.add_node(**acting)
         followed.learn_until(followed.alive(3, restarts=2))
-        assert place_of_labelled_actor() == node.node_id
+        assert place_of_labeled_actor() == node.node_id
     cluster.remove_node(node)
 
 
-def place_of_labelled_actor() -> str:
+def place_of_labeled_actor() -> str:
     """The node on which an actor acts that asks for the label of the acting nodes."""
     config = ActorsConfig(num_actors=1, envs_per_actor=ENVS, unroll_length=UNROLL, cpus=0, labels=("for=acting",))
     with RayPool(partial(make_counting_actor, ENVS), config) as pool:

@@ -4,7 +4,7 @@ CHARTS = {
     "learning": {
         "return": ["Multiline", ["^episode/return$"]],
         "correct choices": ["Multiline", ["^episode/correct_choices$"]],
-        "normalised score": ["Multiline", ["^episode/.*normalised.*$"]],
+        "normalized score": ["Multiline", ["^episode/.*normalized.*$"]],
         "return by task": ["Multiline", ["^.*:.*/return$"]],
     },
     "memory": {

@@ -9,7 +9,7 @@ import numpy as np
 
 from actors import Episode
 from actors.evaluation import CHOICES, correct_fraction, counters_of
-from envs import mean_normalised, tasks
+from envs import mean_normalized, tasks
 from storage.files import Json, Schema, abbreviate, require_schema
 from training.config import RunConfig
 from training.factories import episode_metrics, interface
@@ -193,7 +193,7 @@ class Curriculum:
         row = {"episode/return": self.mean_return(), "episode/correct_choices": self.correct()}
         lengths = [episode.steps for episode in self._episodes()]
         row["episode/length"] = float(np.mean(lengths)) if lengths else math.nan
-        for name, value in mean_normalised(scores).items():
+        for name, value in mean_normalized(scores).items():
             row[f"episode/{name}"] = value
         for name, values in counters_of(self._episodes()).items():
             row[f"counter/{name}"] = float(values.mean())
@@ -210,8 +210,8 @@ class Curriculum:
             episodes = list(self.recent[task])
             row[f"{task}/return"] = score
             row[f"{task}/correct_choices"] = correct_fraction(episodes)
-            normalised = mean_normalised({task: score})
-            for name, value in normalised.items():
+            normalized = mean_normalized({task: score})
+            for name, value in normalized.items():
                 row[f"{task}/{name}"] = value
         return row
 

@@ -23,7 +23,7 @@ from envs import (
     held_out,
     limit_calls,
     make_vector,
-    mean_normalised,
+    mean_normalized,
     parse_spec,
     prepare,
     require_consent,
@@ -42,7 +42,7 @@ from training.trust import checkpoint_place, require_core
 
 EVALUATION_SEED = 2
 """Branch of the run's seed sequence from which evaluation draws; training draws from branch 1."""
-SCALES = ("human_normalised", "human_normalised_capped", "oracle_normalised")
+SCALES = ("human_normalized", "human_normalized_capped", "oracle_normalized")
 """Scores in % of what people or an oracle reach, in summaries."""
 VIEW = ("image_height", "image_width", "shrink")
 """Fields of the view of the rooms level and of DeepMind Lab; see `envs.with_view`."""
@@ -278,7 +278,7 @@ def summarize(episodes: list[Episode], env: str) -> Json:
         "environment": env,
         "episodes": len(episodes),
         "return": _known(*interval),
-        **mean_normalised(mean_scores),
+        **mean_normalized(mean_scores),
         "tasks": parts,
     }
 
@@ -325,12 +325,12 @@ def _summarize(episodes: list[Episode], env: str) -> Json:
         "environment": env,
         "episodes": len(episodes),
         "return": _known(mean, low, high),
-        **mean_normalised({env: mean}),
+        **mean_normalized({env: mean}),
     }
     # A scale is linear in the score, so the ends of the interval are scaled as the mean is.
     if "low" in summary["return"]:
-        lows = mean_normalised({env: low})
-        highs = mean_normalised({env: high})
+        lows = mean_normalized({env: low})
+        highs = mean_normalized({env: high})
         for name in SCALES:
             if name in summary:
                 summary[f"{name}_interval"] = [lows[name], highs[name]]

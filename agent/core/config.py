@@ -102,7 +102,7 @@ class TransformerConfig(Checked):
     """How a sub-layer's output joins the stream: sum, or GTrXL's GRU gate (Parisotto et al. 2019)."""
     dropout: Decay = 0.0
     """Dropout on the output of each sub-layer while training. Actors run without it. So the learner's policy differs
-    from the behaviour policy even at equal weights, and importance weights differ from 1 from the first update."""
+    from the behavior policy even at equal weights, and importance weights differ from 1 from the first update."""
     clock: bool = False
     """Add a sinusoidal encoding of the step's number in its episode, through a linear layer, to the inputs. Attention
     alone knows distances only."""

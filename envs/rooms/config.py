@@ -13,18 +13,18 @@ from envs.rooms.surfaces import FAMILIES
 
 RGB = tuple[int, int, int]
 
-LEVEL_COLOURS: tuple[RGB, ...] = ((250, 50, 135), (125, 208, 236), (88, 230, 150))
-"""The three glow colours of the level."""
-DISTINCT_COLOURS: tuple[RGB, ...] = ((255, 0, 60), (255, 235, 0), (0, 255, 70))
+LEVEL_COLORS: tuple[RGB, ...] = ((250, 50, 135), (125, 208, 236), (88, 230, 150))
+"""The three glow colors of the level."""
+DISTINCT_COLORS: tuple[RGB, ...] = ((255, 0, 60), (255, 235, 0), (0, 255, 70))
 """Red, yellow and green, for images of a few hundred pixels: far apart in RGB and, but for the last two, in
 brightness."""
 _NAMES: dict[RGB, str] = {
-    LEVEL_COLOURS[0]: "pink",
-    LEVEL_COLOURS[1]: "light blue",
-    LEVEL_COLOURS[2]: "green",
-    DISTINCT_COLOURS[0]: "red",
-    DISTINCT_COLOURS[1]: "yellow",
-    DISTINCT_COLOURS[2]: "bright green",
+    LEVEL_COLORS[0]: "pink",
+    LEVEL_COLORS[1]: "light blue",
+    LEVEL_COLORS[2]: "green",
+    DISTINCT_COLORS[0]: "red",
+    DISTINCT_COLORS[1]: "yellow",
+    DISTINCT_COLORS[2]: "bright green",
 }
 
 LOOKS = ("own", *FAMILIES)
@@ -62,7 +62,7 @@ class RoomsConfig:
     """One variant of the level. Lengths are Quake units (u, 32 u = 1 m), speeds u/s; defaults are the level's own.
 
     A round shows all its `examples` first (the teleporter leads to the next one); then the choices about them follow,
-    in the same order. The objects are all pairs of `shapes` and `colours`.
+    in the same order. The objects are all pairs of `shapes` and `colors`.
     """
 
     image_height: int = 72  # pixels
@@ -81,7 +81,7 @@ class RoomsConfig:
     delay_halvings: int = 0  # the delay of every round is halved so many times, drawn from 0 to this number
     visit_frames: int = 0  # time in each room: wait in the dark if faster, moved on if slower; 0 for no fixed time
     shapes: tuple[str, ...] = tuple(SHAPES)  # names in `envs.rooms.shapes.SHAPES`
-    colours: tuple[RGB, ...] = LEVEL_COLOURS  # glow colours (red, green, blue), 0..255
+    colors: tuple[RGB, ...] = LEVEL_COLORS  # glow colors (red, green, blue), 0..255
     object_scale: float = 1.0  # size of the objects; 1 is about 32 u tall
     pickup_scale: float = 1.0  # size of the zone in which an object is touched; 1 is dx -50..44, dy -36..36
     hover_height: float = 19.0  # of an object's base above the floor
@@ -145,15 +145,15 @@ class RoomsConfig:
         self._require("delay_halvings", 0 <= self.delay_halvings <= most, halvings)
 
     def _check_objects(self) -> None:
-        for name, items in (("shapes", self.shapes), ("colours", self.colours)):
+        for name, items in (("shapes", self.shapes), ("colors", self.colors)):
             self._require(name, isinstance(items, tuple) and len(items) > 0, f"a tuple of {name}")
         are_known = all(name in SHAPES for name in self.shapes)
         self._require("shapes", are_known, f"names out of {', '.join(SHAPES)}")
-        are_proper = all(_is_colour(colour) for colour in self.colours)
-        self._require("colours", are_proper, "tuples of three integers 0..255")
-        for name, items in (("shapes", self.shapes), ("colours", self.colours)):
+        are_proper = all(_is_color(color) for color in self.colors)
+        self._require("colors", are_proper, "tuples of three integers 0..255")
+        for name, items in (("shapes", self.shapes), ("colors", self.colors)):
             self._require(name, len(set(items)) == len(items), "none twice")
-        self._require("shapes", self.num_objects >= 2, "at least 2 objects (shapes x colours) for a choice")
+        self._require("shapes", self.num_objects >= 2, "at least 2 objects (shapes x colors) for a choice")
 
     def _check_plan(self) -> None:
         # A pickup zone is 72 u wide, and the two choices are 256 u apart. It begins 50 u before its object, which is a
@@ -183,17 +183,17 @@ class RoomsConfig:
 
     @property
     def num_objects(self) -> int:
-        """Number of objects, shapes x colours; object k has shape k // C and colour k % C."""
-        return len(self.shapes) * len(self.colours)
+        """Number of objects, shapes x colors; object k has shape k // C and color k % C."""
+        return len(self.shapes) * len(self.colors)
 
     def object_name(self, number: int) -> str:
-        """An object in words, such as "light blue cone"; colours without a name are in hexadecimal."""
-        shape = self.shapes[number // len(self.colours)]
-        colour = self.colours[number % len(self.colours)]
-        name_of_colour = _NAMES.get(colour)
-        if name_of_colour is None:
-            name_of_colour = f"#{bytes(colour).hex()}"
-        return f"{name_of_colour} {shape.replace('_', ' ')}"
+        """An object in words, such as "light blue cone"; colors without a name are in hexadecimal."""
+        shape = self.shapes[number // len(self.colors)]
+        color = self.colors[number % len(self.colors)]
+        name_of_color = _NAMES.get(color)
+        if name_of_color is None:
+            name_of_color = f"#{bytes(color).hex()}"
+        return f"{name_of_color} {shape.replace('_', ' ')}"
 
     @property
     def episode_steps(self) -> int:
@@ -201,7 +201,7 @@ class RoomsConfig:
         return math.ceil(self.episode_frames / self.action_repeat)
 
 
-def _is_colour(value: object) -> bool:
+def _is_color(value: object) -> bool:
     """Whether a value is red, green and blue in 0..255."""
     if not isinstance(value, tuple) or len(value) != 3:
         return False
@@ -215,7 +215,7 @@ _SMALL = RoomsConfig(
     image_width=32,
     hud=False,
     shapes=("sphere",),
-    colours=DISTINCT_COLOURS,
+    colors=DISTINCT_COLORS,
     object_scale=1.75,
     pickup_scale=1.1,
     hover_height=12.0,
@@ -229,7 +229,7 @@ _SMALL_RECALL = dataclasses.replace(
     _SMALL,
     image_height=12,
     image_width=16,
-    colours=(DISTINCT_COLOURS[0], DISTINCT_COLOURS[2]),
+    colors=(DISTINCT_COLORS[0], DISTINCT_COLORS[2]),
     redraw_match=True,
     fixed_sides=True,
     visit_frames=12,
@@ -267,7 +267,7 @@ VARIANTS: dict[str, RoomsConfig] = {
 """The named variants. "full" is the level, and "full-half" the same at 36 x 48 pixels, each the mean of four of the
 level's. "transfer" is "full-half" with random looks, for agents that are meant to play in the real level;
 "transfer-choose" and "unseen" have surfaces of families that "transfer" does not show. "small" has the structure of
-"full", and can be learned on a CPU in minutes: shorter ways, larger and more saturated objects that differ in colour
+"full", and can be learned on a CPU in minutes: shorter ways, larger and more saturated objects that differ in color
 alone, and no head-up display.
 
 A number at the end is the number of steps that a memory has to bridge (`envs.rooms.memory_spans`): "full-recall-N"

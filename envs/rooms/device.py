@@ -20,7 +20,7 @@ class DeviceRooms(DeviceEnv):
     """N environments of one config: those of `RoomsVectorEnv` with the same seed and actions.
 
     On a CPU and in numba's simulator of a GPU they are equal bit by bit. A GPU rounds differently (fused multiply-add,
-    its own sines), which changes some colours by 1 and, over a long episode, the way of a player.
+    its own sines), which changes some colors by 1 and, over a long episode, the way of a player.
 
     Args:
         config: a `RoomsConfig` or the name of a variant.

@@ -212,7 +212,7 @@ class RoomsVectorEnv(BatchedEnv):
 
         `metadata["floor_plan"]` names the rooms by number and can be drawn.
         """
-        room = np.array([0, 1, 1, 2, 0])[self.state.room]  # CHOSEN is still in the second room, GREY in the first
+        room = np.array([0, 1, 1, 2, 0])[self.state.room]  # CHOSEN is still in the second room, GRAY in the first
         return np.stack([self.state.x, self.state.y, self.state.yaw, room], axis=1)
 
     def situations(self) -> list[dict[str, Any]]:

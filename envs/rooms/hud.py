@@ -1,6 +1,6 @@
 """The head-up display, as scalar functions: numbers, icons, the time left and the score, blended over the view.
 
-Places, colours and strengths were measured on the real level at 72 x 96 pixels, where most of it cannot be read; it
+Places, colors and strengths were measured on the real level at 72 x 96 pixels, where most of it cannot be read; it
 grows with the view. The glyphs are original.
 """
 
@@ -58,7 +58,7 @@ FONT = _font()
 def _blend(
     image: NDArray[np.uint8], row: int, column: int, red: float, green: float, blue: float, strength: float
 ) -> None:
-    """Moves a pixel towards a colour by a share 0..1; pixels outside of the image are left out."""
+    """Moves a pixel towards a color by a share 0..1; pixels outside of the image are left out."""
     if 0 <= row < image.shape[0] and 0 <= column < image.shape[1]:
         pixel = image[row, column]
         share = min(strength, 1.0)
@@ -84,7 +84,7 @@ def _glyph(
     left: float,
     high: float,
     wide: float,
-    colour: tuple[float, float, float],
+    color: tuple[float, float, float],
     strength: float,
 ) -> None:
     """Draws one glyph of the font, `high` x `wide` pixels with the gap to the next; the size may be a fraction."""
@@ -97,7 +97,7 @@ def _glyph(
         for column in _columns(own, first_column, first_column + columns):
             font_column = int((column - first_column + 0.5) * 3 / columns)
             if FONT[glyph, font_row, font_column]:
-                _blend(image, first_row + r, column, colour[0], colour[1], colour[2], strength)
+                _blend(image, first_row + r, column, color[0], color[1], color[2], strength)
 
 
 @register_jitable
@@ -109,7 +109,7 @@ def _number(
     right: float,
     high: float,
     wide: float,
-    colour: tuple[float, float, float],
+    color: tuple[float, float, float],
     strength: float,
 ) -> None:
     """Draws an integer that ends at column `right`."""
@@ -118,11 +118,11 @@ def _number(
     begun = False
     while rest > 0 or not begun:
         right -= wide
-        _glyph(image, own, rest % 10, row, right, high, wide, colour, strength)
+        _glyph(image, own, rest % 10, row, right, high, wide, color, strength)
         rest //= 10
         begun = True
     if value < 0:
-        _glyph(image, own, MINUS, row, right - wide, high, wide, colour, strength)
+        _glyph(image, own, MINUS, row, right - wide, high, wide, color, strength)
 
 
 @register_jitable
@@ -157,11 +157,11 @@ def draw(
                 _blend(image, row, column, patch[4], patch[5], patch[6], patch[7] * strength)
 
     middle = (DISC[0] + low) * y
-    centre = (DISC[1] + left) * x
+    center = (DISC[1] + left) * x
     radius = DISC[2] * y
     for row in range(int(middle - radius), int(middle + radius) + 1):
-        for column in _columns(own, int(centre - radius), int(centre + radius) + 1):
-            if (row + 0.5 - middle) ** 2 + (column + 0.5 - centre) ** 2 < radius * radius:
+        for column in _columns(own, int(center - radius), int(center + radius) + 1):
+            if (row + 0.5 - middle) ** 2 + (column + 0.5 - center) ** 2 < radius * radius:
                 _blend(image, row, column, style.disc[0], style.disc[1], style.disc[2], strength)
 
     # Health falls from 125 by 1 a second.

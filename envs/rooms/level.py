@@ -19,9 +19,9 @@ ROOM_1 = 0
 ROOM_2 = 1
 CHOSEN = 2
 DARK = 3
-GREY = 4
+GRAY = 4
 """Values of `State.room`. CHOSEN is room 2 in the frame of the reward for an object, before the next visit. In the DARK
-the view is black and the player does not move. GREY is room 1 in the frame in which the player touched the pad."""
+the view is black and the player does not move. GRAY is room 1 in the frame in which the player touched the pad."""
 
 BOUNDS = ((-256, -256, 128, 128), (256, -248, 640, 128))
 """x0, y0, x1, y1 of the box around each room. Room 2 is an alcove (x 256..384, y -128..0) that opens into a hall."""
@@ -115,7 +115,7 @@ class State(NamedTuple):
     yaw: NDArray[np.float64]  # degrees, 0 along +x, growing to the left
     pitch: NDArray[np.float64]  # degrees, positive down
     thrown: NDArray[np.int64]  # ms left in which a thrown player has neither friction nor control
-    room: NDArray[np.int64]  # ROOM_1, ROOM_2, CHOSEN, DARK or GREY
+    room: NDArray[np.int64]  # ROOM_1, ROOM_2, CHOSEN, DARK or GRAY
     frame: NDArray[np.int64]  # frames since the episode began
     shown: NDArray[np.int64]  # `frame` when the level was loaded and its items appeared
     time: NDArray[np.int64]  # of the engine since then, ms; see `physics.move_time`
@@ -331,7 +331,7 @@ def touch(level: Level, state: State, i: int) -> None:
         pad = level.pad
         is_on_pad = pad[0] <= x <= pad[2] and pad[1] <= y <= pad[3]
         if is_on_pad:
-            state.room[i] = GREY
+            state.room[i] = GRAY
             state.gray_until[i] = physics.next_server_frame(clock(state, i))
         return
     zone = level.pickup
@@ -346,7 +346,7 @@ def touch(level: Level, state: State, i: int) -> None:
 def earned(level: Level, state: State, i: int) -> float:
     """The reward for the pad or the object that the player touched in the frame before, which is added to the score."""
     reward = 0.0
-    if state.room[i] == GREY:
+    if state.room[i] == GRAY:
         reward = level.rewards[0]
     elif state.room[i] == ROOM_2 and state.taken[i] == state.match_side[i]:
         state.wrong[i] += 1
@@ -368,9 +368,9 @@ def advance_frame(level: Level, state: State, i: int, action: int) -> float:
     reward = earned(level, state, i)
     state.clock[i] -= 1
     loads = state.clock[i] == 0 or state.room[i] == CHOSEN
-    if level.visit_frames > 0 and (state.room[i] == GREY or state.taken[i] >= 0):
+    if level.visit_frames > 0 and (state.room[i] == GRAY or state.taken[i] >= 0):
         state.room[i] = DARK
-    elif state.room[i] == GREY:
+    elif state.room[i] == GRAY:
         next_visit(level, state, i)
     elif state.taken[i] >= 0:
         state.room[i] = CHOSEN

@@ -11,7 +11,7 @@ from numba.extending import register_jitable
 from envs.batched import GOLDEN, mixed
 
 DISC = (241.0, 255.0, 255.0)
-"""Colour of the display's disc as it was measured. It comes from one of the files that the measured build of Lab
+"""Color of the display's disc as it was measured. It comes from one of the files that the measured build of Lab
 lacks."""
 
 
@@ -55,7 +55,7 @@ class Look(NamedTuple):
     sky: int
     tone: int  # row of `Scene.tones`: brightness and gamma
     focal: float  # pixels
-    glow: tuple[float, float, float]  # factors of an object's colour
+    glow: tuple[float, float, float]  # factors of an object's color
     ambient: float  # of the light on an object, whose rest falls from the player
     metal: float  # factor of the metal's brightness
     wide: float  # factors of an object's width and height
@@ -65,7 +65,7 @@ class Look(NamedTuple):
     pad_glow: float
     hud: float  # strength of the display, 0 for none
     hud_shift: float  # towards the middle of the view, in 1/96 of its width
-    disc: tuple[float, float, float]  # colour of the display's disc
+    disc: tuple[float, float, float]  # color of the display's disc
     lamp: float  # share by which light that moves along the walls darkens them at most
     lamp_length: float  # u of a radian of its wave
     lamp_speed: float  # radians a frame
@@ -82,8 +82,8 @@ def uniform(bits: np.uint64, k: int, low: float, high: float) -> float:
 def drawn(scene: Any, state: Any, i: int) -> Look:
     """The look of environment i's episode, from `scene.Scene` and `level.State`, which are defined above this module.
 
-    Objects lose up to a quarter of their brightness, and their colours change by a tenth: they remain
-    distinct, but for one look in forty, in which a wall has nearly an object's colour or all is very dark.
+    Objects lose up to a quarter of their brightness, and their colors change by a tenth: they remain
+    distinct, but for one look in forty, in which a wall has nearly an object's color or all is very dark.
     """
     bits = state.look[i]
     hud = 1.0 if scene.hud else 0.0

@@ -155,7 +155,7 @@ class Planner:
         thrown_vx = zeros + plan.throw_speed
         from_arrival = self._way(arrival_x, arrival_y, thrown_vx, zeros, along, across)
 
-        remaining = np.where(state.room == level.GREY, from_arrival, from_here)
+        remaining = np.where(state.room == level.GRAY, from_arrival, from_here)
         return np.where(state.room == level.ROOM_1, self._to_pad(state) + from_arrival, remaining)
 
     def _to_pad(self, state: level.State) -> NDArray[np.float64]:

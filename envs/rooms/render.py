@@ -18,7 +18,7 @@ from envs.rooms.look import Look
 from envs.rooms.physics import FRAME_SECONDS
 from envs.rooms.scene import Scene
 from envs.rooms.textures import (
-    SKY_CENTRE,
+    SKY_CENTER,
     SKY_COLUMNS,
     SKY_HEIGHT,
     SKY_RADIUS,
@@ -43,7 +43,7 @@ STRIPS = ((1.0, 0.0), (0.0, 1.0), (math.sqrt(0.5), math.sqrt(0.5)), (math.sqrt(0
 ROUND_PAD = 1.172
 """Square of an octagon's largest radius, in squares of its half width, rounded up."""
 PAD_FADE = (1.2, 4.5)
-"""u per pixel from which a pad fades to its mean colour, and at which it shows that alone."""
+"""u per pixel from which a pad fades to its mean color, and at which it shows that alone."""
 PAD_MEAN = ((76.0, 124.0, 128.0), (122.0, 62.0, 165.0))
 CORNER = 100.0
 CORNER_LIGHT = 0.62
@@ -53,7 +53,7 @@ RING_FRAMES = 28
 """The two rings around the start: their radius in u, and the frames in which they fade."""
 RINGS = ((42.3, 40.5, 4.0, (85.0, 125.0, 110.0)), (62.0, 98.0, 28.0, (100.0, 100.0, 100.0)))
 """For each ring: the heights in u from which and to which it moves, the frames that takes, and what it adds to
-colours."""
+colors."""
 
 
 class Camera(NamedTuple):
@@ -117,7 +117,7 @@ def _ray(camera: Camera, column: int, width: int) -> Ray:
 
 @register_jitable
 def _row(height: float, first: int, last: int) -> int:
-    """The first row in first..last whose centre is not above a height measured in rows."""
+    """The first row in first..last whose center is not above a height measured in rows."""
     row = -int((0.5 - height) // 1.0)  # height - 0.5, rounded up
     return min(max(row, first), last)
 
@@ -136,7 +136,7 @@ class Body(NamedTuple):
     ball: float  # radius of the ball around it, in units of the shape
     rx: float  # plan position relative to the player's, in u
     ry: float
-    centre: float  # height above the eye, in u
+    center: float  # height above the eye, in u
     radius: float  # of the bounding cylinder, in u
     half: float
     eye: tuple[float, float, float]  # the player's eye in the object's frame
@@ -145,7 +145,7 @@ class Body(NamedTuple):
     inverse: float  # units of the shape in a u across
     tall: float  # u of a unit upward
     pulse: float
-    glow: tuple[float, float, float]  # colour of the body
+    glow: tuple[float, float, float]  # color of the body
     metal: float  # brightness
 
 
@@ -161,9 +161,9 @@ def _body(
     shown: bool,
 ) -> Body:
     """The object numbered `item` at plan position spot [2], as environment i's player sees it."""
-    num_colours = scene.colours.shape[1]
-    shape = item // num_colours
-    colour = scene.colours[shape, item % num_colours]
+    num_colors = scene.colors.shape[1]
+    shape = item // num_colors
+    color = scene.colors[shape, item % num_colors]
     age = state.frame[i] - state.shown[i]
     seconds = state.frame[i] * FRAME_SECONDS
 
@@ -177,7 +177,7 @@ def _body(
     rx = spot[0] - camera.x
     ry = spot[1] - camera.y
     bob = scene.bob_height * math.cos(2.0 * math.pi * seconds / BOB_SECONDS)
-    centre = scene.hover_height + half - bob - camera.eye
+    center = scene.hover_height + half - bob - camera.eye
     cos = math.cos(scene.spin * state.frame[i])
     sin = math.sin(scene.spin * state.frame[i])
     inverse = 1.0 / wide
@@ -189,16 +189,16 @@ def _body(
         ball=scene.bounds[shape, 3],
         rx=rx,
         ry=ry,
-        centre=centre,
+        center=center,
         radius=scene.bounds[shape, 0] * wide,
         half=half,
-        eye=(-(cos * rx + sin * ry) * inverse, -(cos * ry - sin * rx) * inverse, -centre / tall),
+        eye=(-(cos * rx + sin * ry) * inverse, -(cos * ry - sin * rx) * inverse, -center / tall),
         cos=cos,
         sin=sin,
         inverse=inverse,
         tall=tall,
         pulse=1.0 - 0.5 * scene.glow_pulse * wave,
-        glow=(colour[0] * style.glow[0], colour[1] * style.glow[1], colour[2] * style.glow[2]),
+        glow=(color[0] * style.glow[0], color[1] * style.glow[1], color[2] * style.glow[2]),
         metal=scene.bounds[shape, 2],
     )
 
@@ -264,8 +264,8 @@ def _nearest_wall(scene: Scene, room: int, camera: Camera, ray: Ray, height: int
 def _draw_sky(sky: NDArray[np.uint8], camera: Camera, ray: Ray, hit: Hit, image: NDArray[np.uint8]) -> None:
     """Draws what is above the wall: sky [SKY_ROWS, SKY_COLUMNS, 3], which hangs on a cylinder."""
     # The ray meets the cylinder at the depth t.
-    sx = camera.x - SKY_CENTRE[0]
-    sy = camera.y - SKY_CENTRE[1]
+    sx = camera.x - SKY_CENTER[0]
+    sy = camera.y - SKY_CENTER[1]
     towards = sx * ray.dx + sy * ray.dy
     outside = sx * sx + sy * sy - SKY_RADIUS**2
     t = (math.sqrt(towards * towards - ray.length * outside) - towards) / ray.length
@@ -372,7 +372,7 @@ def _draw_pad(
     if t0 > 0.5:
         last = _row(camera.horizon + camera.eye * camera.focal / front, 0, height)
 
-    # In the distance it fades to its mean colour.
+    # In the distance it fades to its mean color.
     u_per_pixel = front / camera.focal
     fade = min(max((u_per_pixel - PAD_FADE[0]) / (PAD_FADE[1] - PAD_FADE[0]), 0.0), 1.0)
     strength = style.pad_glow * (1.0 - fade)
@@ -381,7 +381,7 @@ def _draw_pad(
     belt = (camera.eye - 0.45 * tall) * camera.focal / front  # rows below the horizon
     for row in range(first, last):
         below = row + 0.5 - camera.horizon
-        share = 0.0  # of the glow's colour; the rest is that of the top or of the dark side
+        share = 0.0  # of the glow's color; the rest is that of the top or of the dark side
         base = PAD_TOP
         if row < edge:  # it glows towards the edge
             t = drop / below
@@ -455,8 +455,8 @@ def _draw_object(
         return
 
     # The rows that the cylinder covers.
-    top = body.centre + body.half
-    bottom = body.centre - body.half
+    top = body.center + body.half
+    bottom = body.center - body.half
     slope_max = max(top / t0, top / t1)
     slope_min = min(bottom / t0, bottom / t1)
     first = _row(camera.horizon - slope_max * camera.focal - 0.5, 0, image.shape[0])

@@ -28,8 +28,8 @@ class Scene(NamedTuple):
     tones: NDArray[np.uint8]  # [T, 256] values shown for values drawn; the first are the same
     walls: NDArray[np.float64]  # [2, 8, 6] by room; see level.WALLS; then where both ends are dark corners
     wall_counts: NDArray[np.int64]  # [2]
-    pads: NDArray[np.float64]  # [2, 3, 5] by room: x, y, half width (0 for none), height, number of its colours
-    colours: NDArray[np.float64]  # [S, C, 3] of the bodies
+    pads: NDArray[np.float64]  # [2, 3, 5] by room: x, y, half width (0 for none), height, number of its colors
+    colors: NDArray[np.float64]  # [S, C, 3] of the bodies
     kinds: NDArray[np.int64]  # [S] number of each shape
     bounds: NDArray[np.float64]  # [S, 4] as in `shapes.SHAPES`: radius, half height, brightness of the metal, ball
     focal: float  # pixels
@@ -122,14 +122,14 @@ def build_scene(config: RoomsConfig) -> Scene:
     x0, y0, x1, y1 = (scale * edge for edge in level.PAD)
     pads[0, 2] = (x0 + x1) / 2, (y0 + y1) / 2, half_width * scale, height, 1
 
-    # Bodies are darker than the colours, or mixed with white.
-    glow = np.array(config.colours, float)
+    # Bodies are darker than the colors, or mixed with white.
+    glow = np.array(config.colors, float)
     kinds = [shapes.SHAPES[name] for name in config.shapes]
-    colours = []
+    colors = []
     for kind in kinds:
         own = glow * min(kind.body, 1.0)
         white = (300.0 - glow) * max(kind.body - 1.0, 0.0)
-        colours.append(own + white)
+        colors.append(own + white)
 
     half_view = config.view_shape[1] / 2
     return Scene(
@@ -141,7 +141,7 @@ def build_scene(config: RoomsConfig) -> Scene:
         walls=walls,
         wall_counts=np.array([len(walls_of_room) for walls_of_room in level.WALLS]),
         pads=pads,
-        colours=np.stack(colours),
+        colors=np.stack(colors),
         kinds=np.array([kind.number for kind in kinds]),
         bounds=np.array([(kind.radius, kind.half_height, kind.metal, kind.ball) for kind in kinds], float),
         focal=half_view / math.tan(math.radians(config.fov_degrees) / 2),

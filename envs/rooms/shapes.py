@@ -1,7 +1,7 @@
 """The twelve shapes of the level's objects, as signed distances: glowing bodies with metal, made of boxes and tubes.
 
 Sizes and proportions were measured on pictures of the real level; the shapes themselves are original. Lengths are in
-units of 16 u at object scale 1; z is up and the spin axis. `render.py` places, spins and colours them.
+units of 16 u at object scale 1; z is up and the spin axis. `render.py` places, spins and colors them.
 """
 
 import math
@@ -20,7 +20,7 @@ class Shape(NamedTuple):
     radius: float  # of the bounding cylinder
     half_height: float
     metal: int  # brightness of the metal, 0..255
-    body: float  # brightness of the body: a share of the colour, or 1 and a share of white
+    body: float  # brightness of the body: a share of the color, or 1 and a share of white
     ball: float  # radius of the ball outside of which no distance is below NEAR
 
 
@@ -120,16 +120,16 @@ def distances(shape: int, x: float, y: float, z: float) -> tuple[float, float]: 
         tips = _box(abs(x) - 0.97, y, z, 0.04, 0.28, 0.28)
         return prisms, min(belt, tips)
 
-    if shape == 7:  # glow ball: with grey studs on its axes and diagonals
-        from_centre = math.sqrt(r * r + z * z)
+    if shape == 7:  # glow ball: with gray studs on its axes and diagonals
+        from_center = math.sqrt(r * r + z * z)
         a = abs(x)
         b = abs(y)
         c = abs(z)
         # Squared distances to the nearest stud of either sort.
-        on_axis = from_centre * from_centre + 0.81 - 1.8 * max(a, max(b, c))
-        on_diagonal = from_centre * from_centre + 0.81 - 1.04 * (a + b + c)
+        on_axis = from_center * from_center + 0.81 - 1.8 * max(a, max(b, c))
+        on_diagonal = from_center * from_center + 0.81 - 1.04 * (a + b + c)
         studs = math.sqrt(max(min(on_axis, on_diagonal), 0.0)) - 0.15
-        return from_centre - 0.85, studs
+        return from_center - 0.85, studs
 
     if shape == 8:  # pot cone: a cup that widens to the top, under a wide dark rim
         cup = max(0.95 * (r - 0.34 - 0.26 * (z + 1.0)), abs(z + 0.3) - 0.72)
@@ -142,12 +142,12 @@ def distances(shape: int, x: float, y: float, z: float) -> tuple[float, float]: 
         hub = _box(x, y, z, 0.19, 0.19, 0.17)
         return min(across, upright), hub
 
-    if shape == 10:  # sphere: two lobes with a grey belt between them
+    if shape == 10:  # sphere: two lobes with a gray belt between them
         lobes = math.sqrt((abs(x) - 0.12) ** 2 + y * y + z * z) - 0.83
         belt = _tube(_length(y, z), x, 0.92, 0.1)
         return lobes, belt
 
-    # toroid: an upright ring with a grey collar at its top and bottom
+    # toroid: an upright ring with a gray collar at its top and bottom
     ring = _length(_length(x, z) - 0.79, y) - 0.2
     collars = _box(x, y, abs(z) - 0.82, 0.17, 0.23, 0.24)
     return ring, collars

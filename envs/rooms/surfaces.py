@@ -20,17 +20,17 @@ PERIOD = 64
 """The u after which noise repeats: walls repeat one tile of this length."""
 DARKEST = 0.1
 BRIGHTEST = 0.75
-"""Least and greatest brightness of a surface's colours, 0..1: objects' glow is brighter."""
+"""Least and greatest brightness of a surface's colors, 0..1: objects' glow is brighter."""
 
 
 def hexagons(x: Floats, y: Floats, length: float, width: float) -> tuple[Floats, Floats]:
-    """Distance to the centre of the hexagon at each point (0 at the centre, 1 at the edge), and a number per cell.
+    """Distance to the center of the hexagon at each point (0 at the center, 1 at the edge), and a number per cell.
 
     Rows of hexagons lie along y, one every `width`; two rows take `length` of x.
     """
     nearest = _filled(x, y, np.inf)
     cell = _filled(x, y, 0.0)
-    # Every second row is shifted by half a hexagon. A point is in the hexagon whose centre is the nearest.
+    # Every second row is shifted by half a hexagon. A point is in the hexagon whose center is the nearest.
     for shift in (0.0, 0.5):
         row = np.floor(x / length + 0.5 - shift)
         column = np.floor(y / width + shift)
@@ -93,9 +93,9 @@ def noise(x: Floats, y: Floats, rng: np.random.Generator, finest: float, roughne
     return (total - total.min()) / spread
 
 
-def _offset(points: Floats, centre: float) -> Floats:
-    """The way along one axis from a centre to each point, -PERIOD/2 to PERIOD/2: to its nearest repetition."""
-    return (points - centre + PERIOD / 2) % PERIOD - PERIOD / 2
+def _offset(points: Floats, center: float) -> Floats:
+    """The way along one axis from a center to each point, -PERIOD/2 to PERIOD/2: to its nearest repetition."""
+    return (points - center + PERIOD / 2) % PERIOD - PERIOD / 2
 
 
 def _width(rng: np.random.Generator) -> float:
@@ -265,11 +265,11 @@ FAMILIES: dict[str, tuple[Pattern, ...]] = {
     "choose": (_checker, _marble),
     "unseen": (_dots, _zigzag, _cracks),
 }
-"""Patterns by group. The group `train` has the level's own as well, in other colours, sizes and strengths of lines."""
+"""Patterns by group. The group `train` has the level's own as well, in other colors, sizes and strengths of lines."""
 
 
-def colour(rng: np.random.Generator, darkest: float = DARKEST, brightest: float = BRIGHTEST) -> Floats:
-    """A colour [3] in 0..255 of any hue and of a brightness between two of 0..1."""
+def color(rng: np.random.Generator, darkest: float = DARKEST, brightest: float = BRIGHTEST) -> Floats:
+    """A color [3] in 0..255 of any hue and of a brightness between two of 0..1."""
     hue = rng.random()
     saturation = rng.uniform(0.0, 0.9)
     brightness = rng.uniform(darkest, brightest)
@@ -277,17 +277,17 @@ def colour(rng: np.random.Generator, darkest: float = DARKEST, brightest: float 
 
 
 def surface(x: Floats, y: Floats, group: str, seed: int, rng: np.random.Generator) -> Floats:
-    """Colours [..., 3] in 0..255 at points in u: a pattern of a group, chosen in turn by the seed, in two colours.
+    """Colors [..., 3] in 0..255 at points in u: a pattern of a group, chosen in turn by the seed, in two colors.
 
-    Its rows lie along x or along y. With noise of three colours, which stands for a photograph, where the pattern is
-    noise and chance wants it. In the group to train on, some surfaces are two patterns at once or have a colour more.
+    Its rows lie along x or along y. With noise of three colors, which stands for a photograph, where the pattern is
+    noise and chance wants it. In the group to train on, some surfaces are two patterns at once or have a color more.
     """
     family = FAMILIES[group]
     pattern = family[seed % len(family)]
     if rng.random() < 0.5:
         x, y = y, x  # rows along y
-    dark = colour(rng)
-    light = colour(rng)
+    dark = color(rng)
+    light = color(rng)
     # Many real surfaces have little contrast.
     contrast = rng.uniform(0.15, 1.0)
     light = dark + contrast * (light - dark)
@@ -300,12 +300,12 @@ def surface(x: Floats, y: Floats, group: str, seed: int, rng: np.random.Generato
         shade = share * shade + (1.0 - share) * np.clip(other(x, y, rng), 0.0, 1.0)
     painted = dark + shade[..., None] * (light - dark)
 
-    if group == "train" and rng.random() < 0.4:  # a colour more, where the pattern is brighter than half
+    if group == "train" and rng.random() < 0.4:  # a color more, where the pattern is brighter than half
         amount = np.clip(2.0 * shade - 1.0, 0.0, 1.0)[..., None]
-        painted += amount * (colour(rng) - painted)
+        painted += amount * (color(rng) - painted)
 
     if pattern is _noise and rng.random() < 0.5:  # like a photograph
         clouds = noise(x, y, rng, 4.0, 0.7)[..., None]
         amount = clouds * rng.uniform(0.2, 0.8)
-        painted += amount * (colour(rng) - painted)
+        painted += amount * (color(rng) - painted)
     return painted

@@ -1,9 +1,9 @@
 """Textures of the rooms: original and procedural, computed once from a config with numpy.
 
-Colours and proportions were measured on pictures of the real level; patterns are drawn by formulas and by a generator
+Colors and proportions were measured on pictures of the real level; patterns are drawn by formulas and by a generator
 of random numbers. Floors are painted whole, walls repeat one tile, the sky is a panorama. Floors and walls come in
 several degrees of blur against aliasing, the finest first. Without a seed they are those of the level; with one, those
-of a group of `surfaces.FAMILIES`, among which "train" has the level's own patterns in other colours and sizes.
+of a group of `surfaces.FAMILIES`, among which "train" has the level's own patterns in other colors and sizes.
 """
 
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from envs.rooms import level
-from envs.rooms.surfaces import FAMILIES, Floats, colour, hexagons, noise, surface
+from envs.rooms.surfaces import FAMILIES, Floats, color, hexagons, noise, surface
 
 TEXEL = 2.0
 WALL_TEXEL = 1.0
@@ -27,7 +27,7 @@ SKY_ROWS = 64
 SKY_COLUMNS = 512
 SKY_HEIGHT = 0.96
 SKY_RADIUS = 3400.0
-SKY_CENTRE = (400.0, -64.0)
+SKY_CENTER = (400.0, -64.0)
 """The panorama hangs on a cylinder of this radius around this point, in u; its rows cover heights of 0..SKY_HEIGHT
 radii above the floor. So the rim above the walls grows a little as one walks towards it."""
 
@@ -48,7 +48,7 @@ TEXTURE_COUNTS = {
 }
 """By `RoomsConfig.looks`, beside the level's own. Agents that train on more of them do better on those never seen."""
 OWN_EVERY = 3
-"""In the group "train" every so many-th of them is the level's own pattern in other colours."""
+"""In the group "train" every so many-th of them is the level's own pattern in other colors."""
 PILLARS = (
     (52.1, 56.6, 0.67, 76),
     (69.9, 81.4, 0.64, 76),
@@ -81,9 +81,9 @@ def blurred(texture: Floats) -> NDArray[np.uint8]:
     for degree in range(LEVELS):
         block = 2**degree
         means = sums / block**2
-        colours = np.clip(np.round(means), 0, 255).astype(np.uint8)
+        colors = np.clip(np.round(means), 0, 255).astype(np.uint8)
         # As large as the texture again.
-        degrees.append(colours.repeat(block, 0).repeat(block, 1)[:height, :width])
+        degrees.append(colors.repeat(block, 0).repeat(block, 1)[:height, :width])
 
         # Two by two blocks are one of the next degree.
         if block < largest:
@@ -104,7 +104,7 @@ def _generator(seed: int | None, part: int, group: str | None) -> np.random.Gene
 
 
 def _varied(rng: np.random.Generator | None) -> tuple[Floats, float, float]:
-    """Factors of colours [3], of lengths and of contrast for the level's own pattern: 1, or random."""
+    """Factors of colors [3], of lengths and of contrast for the level's own pattern: 1, or random."""
     if rng is None:
         return np.ones(3), 1.0, 1.0
     tint = rng.uniform(0.7, 1.15) * rng.uniform(0.8, 1.15, 3)
@@ -123,7 +123,7 @@ def _is_own(seed: int | None, group: str | None) -> bool:
 def _random_surface(
     x: Floats, y: Floats, seed: int | None, group: str | None, rng: np.random.Generator | None
 ) -> Floats | None:
-    """Colours [..., 3] of `surfaces.surface` at points in u; None for a texture that has the level's own pattern."""
+    """Colors [..., 3] of `surfaces.surface` at points in u; None for a texture that has the level's own pattern."""
     if _is_own(seed, group):
         return None
     assert seed is not None
@@ -154,7 +154,7 @@ def floor(room: int, scale: float, seed: int | None = None, group: str | None = 
 
 
 def _own_floor(x: Floats, y: Floats, rng: np.random.Generator | None) -> Floats:
-    """Colours [..., 3] of the level's own pattern at points in u."""
+    """Colors [..., 3] of the level's own pattern at points in u."""
     tint, size, contrast = _varied(rng)
     edge, cell = hexagons(x, y, 38.88 * size, 24.3 * size)
     plain = np.array([193.0, 138.0, 30.0])
@@ -188,7 +188,7 @@ def wall(seed: int | None = None, group: str | None = None) -> NDArray[np.uint8]
 
 
 def _own_wall(seed: int | None, rng: np.random.Generator | None) -> Floats:
-    """Colours [TILE, TILE_ROWS, 3] of the level's own pattern: two equal squares, and two stripes at the foot."""
+    """Colors [TILE, TILE_ROWS, 3] of the level's own pattern: two equal squares, and two stripes at the foot."""
     tint, _, contrast = _varied(rng)
     plain = np.array([35.0, 118.0, 179.0])
     faint = plain + contrast * (np.array([28.0, 98.0, 150.0]) - plain)
@@ -239,10 +239,10 @@ def _draw_circuit(square: Floats, faint: Floats, strong: Floats, seed: int | Non
 
 
 def _random_sky(up: Floats, around: Floats, group: str, rng: np.random.Generator) -> Floats:
-    """Colours [SKY_ROWS, SKY_COLUMNS, 3]: a gradient with clouds ("train"), bands ("choose") or dots ("unseen")."""
-    low = colour(rng, 0.3, 1.0)
-    high = colour(rng, 0.3, 1.0)
-    other = colour(rng, 0.3, 1.0)
+    """Colors [SKY_ROWS, SKY_COLUMNS, 3]: a gradient with clouds ("train"), bands ("choose") or dots ("unseen")."""
+    low = color(rng, 0.3, 1.0)
+    high = color(rng, 0.3, 1.0)
+    other = color(rng, 0.3, 1.0)
     x = around * 64.0 / (2.0 * np.pi)
     y = up * 64.0
     if group == "train":
@@ -300,7 +300,7 @@ def sky(room: int, seed: int | None = None, group: str | None = None) -> NDArray
             return _bytes(image)
 
     # What is far away, as it is seen from a view in the room.
-    ahead = SKY_RADIUS * np.cos(around) + SKY_CENTRE[0] - SKY_VIEWS[room]
+    ahead = SKY_RADIUS * np.cos(around) + SKY_CENTER[0] - SKY_VIEWS[room]
     aside = SKY_RADIUS * np.sin(around)
     azimuth = _half_turn(np.degrees(np.arctan2(aside, ahead)) - turn)
     _draw_far(image, up, azimuth, [*PILLARS, *_random_pillars(rng)])
@@ -339,5 +339,5 @@ def _half_turn(degrees: Floats) -> Floats:
 
 
 def _bytes(image: Floats) -> NDArray[np.uint8]:
-    """Colours of 0 or more, rounded, at most 255."""
+    """Colors of 0 or more, rounded, at most 255."""
     return np.round(np.minimum(image, 255.0)).astype(np.uint8)

@@ -17,7 +17,7 @@ from storage.files import replacing
 
 TEMPLATES = jinja2.Environment(loader=jinja2.FileSystemLoader(Path(__file__).parent), autoescape=True)
 POINTS = 400
-"""Most points of a curve; each is the mean of neighbouring values."""
+"""Most points of a curve; each is the mean of neighboring values."""
 
 
 def write_page(path: Path, template: str, data: dict[str, Any]) -> Path:

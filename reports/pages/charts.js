@@ -23,7 +23,7 @@ class Board {
     controls.append(label);
   }
 
-  // A box with a heading and a chart; series as in LineChart, but for colours. With the option `raw` nothing is smoothed.
+  // A box with a heading and a chart; series as in LineChart, but for colors. With the option `raw` nothing is smoothed.
   // Returns its host.
   add(parent, { title, unit = "", include, lines, series }, options = {}) {
     const box = element("div");
@@ -33,7 +33,7 @@ class Board {
     heading.append(element("span", { class: "unit" }, unit));
     box.append(heading, host, legend);
     parent.append(box);
-    const coloured = series.map((line, index) => ({ ...line, colour: line.colour || colourOf(line.index ?? index) }));
+    const colored = series.map((line, index) => ({ ...line, color: line.color || colorOf(line.index ?? index) }));
     const draw = () => {
       const { axis } = CHOSEN;
       const smoothing = options.raw ? 0 : CHOSEN.smoothing;
@@ -47,7 +47,7 @@ class Board {
             : most < 7200
               ? ["minutes", 60]
               : ["hours", 3600];
-      const placed = coloured
+      const placed = colored
         .filter((line) => line[axis])
         .map((line) => placedAt(line, axis, each));
       const breaks = (bands || []).flatMap(({ from, to }) => [from, to]); // stages of a curriculum are different tasks
@@ -149,10 +149,10 @@ function extent(series, atLeast) {
   return [low === 0 ? 0 : low - room, high + room];
 }
 
-// Lines over x. series: [{name, colour, x, y, stems, low, high, thin, dash, exact}]; y may hold nulls, stems draws bars
+// Lines over x. series: [{name, color, x, y, stems, low, high, thin, dash, exact}]; y may hold nulls, stems draws bars
 // from 0 instead of a line, low and high a band around it; thin lines are not in the legend, exact ones have dots. A
 // single value is a dot, and the chart says so; it also says if there is none.
-// options: lines ([{name, value, colour}], drawn across; one with a colour is solid), height, domain ([from, to] of x),
+// options: lines ([{name, value, color}], drawn across; one with a color is solid), height, domain ([from, to] of x),
 // include ([low, high] that y shows at least), bands ([{from, to, label, plain}], of which plain ones are not shaded),
 // inset ({left, right}: pixels beside the plot, which then has no axis of x), xLabel, label (for screen readers), legend
 // (element for names and values: where the pointer is, or the arrow keys have moved it, or the last ones, if not unread),
@@ -244,7 +244,7 @@ class LineChart {
       this.svg.append(shape("line", { x1: box.left, x2: box.right, y1: y, y2: y, stroke: "var(--grid)" }));
       this.svg.append(shape("text", { x: box.left - 8, y: y + 4, "text-anchor": "end" }, heightTexts[index]));
     });
-    for (const { value, colour } of lines) {
+    for (const { value, color } of lines) {
       const y = this.y(value);
       this.svg.append(
         shape("line", {
@@ -252,8 +252,8 @@ class LineChart {
           x2: box.right,
           y1: y,
           y2: y,
-          stroke: colour || "var(--faint)",
-          "stroke-dasharray": colour ? "none" : "2 3",
+          stroke: color || "var(--faint)",
+          "stroke-dasharray": color ? "none" : "2 3",
         }),
       );
     }
@@ -311,7 +311,7 @@ class LineChart {
   nameLines(lines) {
     const { series, box } = this;
     const placed = [];
-    for (const { name, value, colour } of lines) {
+    for (const { name, value, color } of lines) {
       const text = `${name} ${readable(value)}`;
       const wide = 7 * text.length;
       const at = this.y(value);
@@ -339,12 +339,12 @@ class LineChart {
         { x: atLeft ? box.left + 4 : box.right, y, "text-anchor": atLeft ? "start" : "end", class: "within" },
         text,
       );
-      if (colour) node.style.fill = colour;
+      if (color) node.style.fill = color;
       this.svg.append(node);
     }
   }
 
-  line({ x, y, colour, stems, low, high, thin, dash, exact }) {
+  line({ x, y, color, stems, low, high, thin, dash, exact }) {
     if (exact && low) {
       for (let index = 0; index < x.length; index++) {
         if (low[index] === null || high[index] === null) continue;
@@ -355,7 +355,7 @@ class LineChart {
             x2: at,
             y1: this.y(low[index]),
             y2: this.y(high[index]),
-            stroke: colour,
+            stroke: color,
             "stroke-width": 1.25,
           }),
         );
@@ -364,7 +364,7 @@ class LineChart {
       const shown = x.map((_, index) => index).filter((index) => low[index] !== null && high[index] !== null);
       const upper = shown.map((index) => `${this.x(x[index]).toFixed(1)},${this.y(high[index]).toFixed(1)}`);
       const lower = shown.map((index) => `${this.x(x[index]).toFixed(1)},${this.y(low[index]).toFixed(1)}`).reverse();
-      this.svg.append(shape("polygon", { points: [...upper, ...lower].join(" "), fill: colour, opacity: 0.16 }));
+      this.svg.append(shape("polygon", { points: [...upper, ...lower].join(" "), fill: color, opacity: 0.16 }));
     }
     if (stems) {
       for (let index = 0; index < x.length; index++) {
@@ -394,13 +394,13 @@ class LineChart {
       path += `${pen ? "L" : "M"}${right} ${down}`;
       const alone = !pen && (y[index + 1] ?? null) === null;
       pen = true;
-      if (alone || exact) this.svg.append(shape("circle", { cx: right, cy: down, r: thin ? 1.5 : 3, fill: colour }));
+      if (alone || exact) this.svg.append(shape("circle", { cx: right, cy: down, r: thin ? 1.5 : 3, fill: color }));
     }
     this.svg.append(
       shape("path", {
         d: path,
         fill: "none",
-        stroke: colour,
+        stroke: color,
         "stroke-width": thin ? 0.9 : 1.75,
         "stroke-linejoin": "round",
         opacity: thin ? 0.4 : 1,
@@ -421,9 +421,9 @@ class LineChart {
     if (!drawn) this.say();
   }
 
-  // Whether a thin line is the first one of a colour that no other line has.
+  // Whether a thin line is the first one of a color that no other line has.
   isAlone(line, index) {
-    const alike = (other, at) => other.colour === line.colour && (!other.thin || at < index);
+    const alike = (other, at) => other.color === line.color && (!other.thin || at < index);
     return !this.series.some(alike);
   }
 
@@ -435,7 +435,7 @@ class LineChart {
       .map((line) => {
         const node = element("span");
         const swatch = element("i");
-        swatch.style.color = line.colour;
+        swatch.style.color = line.color;
         const known = line.y.length - 1 - [...line.y].reverse().findIndex((value) => value !== null);
         const index = this.at === null ? Math.min(known, line.y.length - 1) : nearest(line.x, this.at);
         const beyond =
@@ -467,7 +467,7 @@ function nearest(sorted, value) {
   return low > 0 && value - sorted[low - 1] < sorted[low] - value ? low - 1 : low;
 }
 
-// Bars with error bars. bars: [{name, value, error, colour}]; names under the bars, values above them.
+// Bars with error bars. bars: [{name, value, error, color}]; names under the bars, values above them.
 function barChart(host, bars, { height = 200, label = "", text = readable } = {}) {
   const said = bars.map((bar) => `${bar.name} ${text(bar.value)}`);
   const svg = shape("svg", { role: "img", "aria-label": [label, ...said].join("; ") });
@@ -495,7 +495,7 @@ function barChart(host, bars, { height = 200, label = "", text = readable } = {}
         width: each * 0.72,
         height: box.bottom - y(bar.value),
         rx: 2,
-        fill: bar.colour,
+        fill: bar.color,
       });
       rect.append(shape("title", {}, `${bar.name}: ${text(bar.value)}`));
       svg.append(rect);
@@ -529,7 +529,7 @@ function middleLeftOut(text, most) {
   return `${letters.slice(0, Math.ceil(kept / 2)).join("")}…${letters.slice(-Math.floor(kept / 2)).join("")}`;
 }
 
-// Rows of values on one scale. rows: [{name, colour, value, low, high, points, text, small}]: a diamond, a bar, circles,
+// Rows of values on one scale. rows: [{name, color, value, low, high, points, text, small}]: a diamond, a bar, circles,
 // and at the right end the value and its interval as text; low and high may be null. options: lines ([{name, value}],
 // drawn across), label.
 function dotChart(host, rows, { lines = [], label = "" } = {}) {
@@ -614,7 +614,7 @@ function dotChart(host, rows, { lines = [], label = "" } = {}) {
             x2: x(row.high),
             y1: y,
             y2: y,
-            stroke: row.colour,
+            stroke: row.color,
             "stroke-width": 5,
             opacity: 0.3,
             "stroke-linecap": "round",
@@ -622,8 +622,8 @@ function dotChart(host, rows, { lines = [], label = "" } = {}) {
         );
       }
       for (const value of row.points)
-        svg.append(shape("circle", { cx: x(value), cy: y, r: 3.5, fill: "none", stroke: row.colour }));
-      const mark = shape("path", { d: `M${at} ${y - 5}l5 5l-5 5l-5 -5z`, fill: row.colour });
+        svg.append(shape("circle", { cx: x(value), cy: y, r: 3.5, fill: "none", stroke: row.color }));
+      const mark = shape("path", { d: `M${at} ${y - 5}l5 5l-5 5l-5 -5z`, fill: row.color });
       mark.append(shape("title", {}, `${row.name}: ${row.text}`));
       svg.append(mark);
     }

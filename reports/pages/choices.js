@@ -416,7 +416,7 @@ function weigh({ entered, terms, total, decided }, at) {
   const orders = terms.map((term) => (sum += term) / Math.LN10);
   const bound = Math.log10(TIMES);
   get("evidence").replaceChildren();
-  new LineChart(get("evidence"), [{ name: "powers of ten", colour: "var(--s0)", x: steps, y: orders, exact: true }], {
+  new LineChart(get("evidence"), [{ name: "powers of ten", color: "var(--s0)", x: steps, y: orders, exact: true }], {
     height: 150,
     label: "how many times as likely the actions were as with the other example, in powers of ten",
     include: [-bound - 1, bound + 1],

@@ -40,8 +40,8 @@ function render() {
       { height: 220, domain: [low, high], unread: true, raw: true },
     );
   }
-  const coloured = kept(DATA.scores).map((row) => ({ ...row, colour: colourOf(row.index) }));
-  const bestFirst = coloured.sort((a, b) => (DATA.lower ? a.value - b.value : b.value - a.value));
+  const colored = kept(DATA.scores).map((row) => ({ ...row, color: colorOf(row.index) }));
+  const bestFirst = colored.sort((a, b) => (DATA.lower ? a.value - b.value : b.value - a.value));
   dotChart(get("scores"), bestFirst, { lines: DATA.lines, label: `${DATA.finished ? "Final" : "Last"} ${DATA.scale}` });
   for (const row of document.querySelectorAll("tr[data-variant]")) row.hidden = !within(Number(row.dataset.variant));
   DATA.scores.forEach(({ index }) => {

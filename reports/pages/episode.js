@@ -8,7 +8,7 @@ let charts = [];
 let led = false;
 let numChosen = 0;
 
-const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
+const color = (name) => getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
 const signed = (value) => (value > 0 ? "+" : value < 0 ? "−" : "") + readable(Math.abs(value));
 const percent = (value) => {
   if (value > 0 && value < 0.0005) return "< 0.1 %";
@@ -80,7 +80,7 @@ async function choose(index, at = 0) {
     pick: (x) => go(Math.round(x)),
   };
   charts = [
-    new LineChart(get("values"), [{ name: "value", colour: "var(--s0)", x: steps, y: episode.values }], {
+    new LineChart(get("values"), [{ name: "value", color: "var(--s0)", x: steps, y: episode.values }], {
       ...shared,
       height: 96,
       label: "value at each step",
@@ -88,7 +88,7 @@ async function choose(index, at = 0) {
     }),
     new LineChart(
       get("rewards"),
-      [{ name: "reward", colour: "var(--s6)", x: steps, y: episode.rewards, stems: true }],
+      [{ name: "reward", color: "var(--s6)", x: steps, y: episode.rewards, stems: true }],
       { ...shared, height: 92, label: "reward after each step", include: [0, 0] },
     ),
   ];
@@ -187,7 +187,7 @@ function probabilities() {
   );
 }
 
-// Shows a step. Pages beside this one are told, unless only the size or the colours of the page have changed.
+// Shows a step. Pages beside this one are told, unless only the size or the colors of the page have changed.
 function go(to, tells = true) {
   step = Math.max(0, Math.min(episode.values.length - 1, to));
   document.body.dataset.step = step;
@@ -270,10 +270,10 @@ function follow(memory) {
   get("map").style.height = `${(high - low) * scale + 16}px`;
   const point = (x, y) => [8 + (x - left) * scale, 8 + (high - y) * scale];
   for (const [x0, y0, x1, y1] of Object.values(areas)) {
-    context.fillStyle = colour("line");
+    context.fillStyle = color("line");
     context.fillRect(...point(x0, y1), (x1 - x0) * scale, (y1 - y0) * scale);
   }
-  context.strokeStyle = colour("faint");
+  context.strokeStyle = color("faint");
   context.lineWidth = 1.5;
   for (const [x0, y0, x1, y1] of walls) {
     context.beginPath();
@@ -293,14 +293,14 @@ function follow(memory) {
     const [x, y] = point(episode.poses[at][0], episode.poses[at][1]);
     const age = step - at;
     context.globalAlpha = Math.max(0.12, 1 - age / 40);
-    context.fillStyle = colour("faint");
+    context.fillStyle = color("faint");
     context.beginPath();
     context.arc(x, y, 1.6, 0, 7);
     context.fill();
     const { size, kind } = memory?.steps[at] ?? { size: 0 };
     if (at < step && size > smallest) {
       context.globalAlpha = 0.75;
-      context.fillStyle = colour(kind);
+      context.fillStyle = color(kind);
       context.beginPath();
       context.arc(x, y, 1.5 + 7 * Math.sqrt(size / largest), 0, 7);
       context.fill();
@@ -309,7 +309,7 @@ function follow(memory) {
   context.globalAlpha = 1;
   const [x, y] = point(episode.poses[step][0], episode.poses[step][1]);
   const yaw = (episode.poses[step][2] * Math.PI) / 180;
-  context.fillStyle = colour("ink");
+  context.fillStyle = color("ink");
   context.beginPath();
   context.moveTo(x + 11 * Math.cos(yaw), y - 11 * Math.sin(yaw));
   for (const turn of [2.5, -2.5]) context.lineTo(x + 8 * Math.cos(yaw + turn), y - 8 * Math.sin(yaw + turn));
@@ -319,7 +319,7 @@ function follow(memory) {
     "center",
     "round",
     3,
-    colour("paper"),
+    color("paper"),
   ];
   for (const [name, known] of Object.entries(episode.situations?.[step] ?? {})) {
     const [, east, north] = [].concat(known);
@@ -477,7 +477,7 @@ function start() {
       ...Array.from({ length: known[0].heads }, (_, index) => [index, `${index + 1}`]),
     ]);
     get("place").textContent =
-      `From above: the agent, its path,${named} and in colour where it was at the earlier steps that matter at this one.`;
+      `From above: the agent, its path,${named} and in color where it was at the earlier steps that matter at this one.`;
     get("showing").hidden = !DATA.episodes[0].effects;
   } else {
     get("memory").replaceChildren(element("p", { class: "note" }, DATA.without));

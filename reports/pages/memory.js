@@ -188,13 +188,13 @@ function ribbon(steps, decided) {
   const room = zero - 8;
   const scaled = decided ? (size) => size : Math.sqrt;
   const most = Math.max(decided ? SPOKE : 0, scaled(Math.max(...steps.map(({ size }) => size))), 1e-9);
-  context.fillStyle = colour("band");
+  context.fillStyle = color("band");
   for (const [first, last] of visits()) context.fillRect(place(first), 0, place(last) - place(first), height);
   steps.forEach(({ size, kind, against }, at) => {
     if (!size || (decided && size < FELT)) return;
     const tall = Math.max(1.5, (room * scaled(size)) / most);
     const shown = against ? Math.min(tall, height - zero) : tall;
-    context.fillStyle = colour(kind);
+    context.fillStyle = color(kind);
     context.globalAlpha = against ? 0.55 : 1;
     context.fillRect(place(at) - bar / 2, against ? zero : zero - shown, bar, shown);
   });
@@ -203,12 +203,12 @@ function ribbon(steps, decided) {
   if (because && because.fall >= SPOKE) {
     // the steps that decided, together
     const left = place(because.first) - bar / 2 - 1;
-    context.fillStyle = colour("ink");
+    context.fillStyle = color("ink");
     context.fillRect(left, 1, place(because.last) + bar / 2 + 1 - left, 3);
   }
-  context.fillStyle = colour("line");
+  context.fillStyle = color("line");
   context.fillRect(AXIS, zero, width - AXIS - INSET, 1);
-  context.fillStyle = colour("ink");
+  context.fillStyle = color("ink");
   context.fillRect(place(step) - 0.75, 0, 1.5, height);
 }
 

@@ -3,9 +3,9 @@
 
 const get = (id) => document.getElementById(id);
 
-// Colours of lines in style.css; all cores of a suite have different ones.
-const COLOURS = 12;
-const colourOf = (index) => `var(--s${index % COLOURS})`;
+// Colors of lines in style.css; all cores of a suite have different ones.
+const COLORS = 12;
+const colorOf = (index) => `var(--s${index % COLORS})`;
 
 // What a size is counted in, and its sign.
 function unitOf(size) {

@@ -17,7 +17,7 @@ function buckets() {
       short: name.split(" ")[1],
       value: mean,
       error,
-      colour: `var(--${kind})`,
+      color: `var(--${kind})`,
     })),
     { height: 220, label: "attention by bucket of memory", text: percent },
   );
@@ -36,12 +36,12 @@ function buckets() {
 function drawChart(board, chart) {
   if (chart.title !== DATA.main) {
     let series = chart.series;
-    if (chart.title === "attention") series = series.map((line) => ({ ...line, colour: `var(--${line.name})` }));
+    if (chart.title === "attention") series = series.map((line) => ({ ...line, color: `var(--${line.name})` }));
     board.add(get(`charts-${chart.group}`), { ...chart, series });
     return;
   }
   const lines = [...chart.lines];
-  if (chart.score) lines.push({ ...chart.score, colour: "var(--ink)" });
+  if (chart.score) lines.push({ ...chart.score, color: "var(--ink)" });
   board.add(get("main"), { ...chart, lines }, { height: 340 });
 }
 
@@ -49,7 +49,7 @@ function drawCompression(board) {
   const bars = DATA.compression.map((line, index) => ({
     name: line.name,
     value: DATA.compressibility[index] ?? 0,
-    colour: colourOf(index),
+    color: colorOf(index),
   }));
   barChart(get("bylayer"), bars, { height: 200, label: "compression loss by layer" });
   board.add(get("overtime"), { title: "over the run", series: DATA.compression, include: [0, 0] }, { height: 175 });

@@ -21,7 +21,7 @@ _CONTEXTS = 12
 _ROUNDS = 4
 """Of least squares, each with weights that depend on the errors of the one before."""
 _STEPS = 20
-"""Of expectation maximisation."""
+"""Of expectation maximization."""
 _PIECES = 40
 """In which a part of a long training split is read."""
 
@@ -75,7 +75,7 @@ class LinearPredictor(NamedTuple):
 
 
 def fit_linear_predictor(train: np.ndarray, order: int = 32, most: int = 200_000) -> LinearPredictor:
-    """Least squares, weighted by loudness, for the coefficients; expectation maximisation for the mixture.
+    """Least squares, weighted by loudness, for the coefficients; expectation maximization for the mixture.
 
     Of `train` [N] at most so many tokens are used, in pieces spread evenly over it. The prediction depends on `order`
     samples.

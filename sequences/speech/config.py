@@ -1,6 +1,6 @@
 """The configuration of a waveform model's run, and presets that give every core about the same number of parameters.
 
-Section 5.6 of the paper: unconditional modelling of waveforms in chunks of 3,840 samples (160 ms at 24 kHz; the paper
+Section 5.6 of the paper: unconditional modeling of waveforms in chunks of 3,840 samples (160 ms at 24 kHz; the paper
 says 80), 32 rows, memory that is kept from chunk to chunk.
 """
 

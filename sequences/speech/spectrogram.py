@@ -8,7 +8,7 @@ from PIL import Image, ImageDraw
 
 from storage.files import replacing
 
-_COLOURS = np.array([(4, 4, 20), (70, 20, 110), (180, 45, 90), (245, 130, 40), (255, 245, 190)])
+_COLORS = np.array([(4, 4, 20), (70, 20, 110), (180, 45, 90), (245, 130, 40), (255, 245, 190)])
 _RANGE_DB = 75.0
 _HEIGHT = 200
 _TITLE = 18
@@ -41,7 +41,7 @@ def write_spectrograms(path: Path, clips: Mapping[str, np.ndarray], sample_rate:
     longest = max(len(waveform) for waveform in clips.values())
     width = min(1200, max(400, columns))
     x = round(mark * sample_rate / longest * width)
-    places = np.linspace(0, 1, len(_COLOURS))  # of the colours on the scale of loudness
+    places = np.linspace(0, 1, len(_COLORS))  # of the colors on the scale of loudness
 
     picture = Image.new("RGB", (width, len(levels) * (_HEIGHT + _TITLE)), "white")
     pen = ImageDraw.Draw(picture)
@@ -50,7 +50,7 @@ def write_spectrograms(path: Path, clips: Mapping[str, np.ndarray], sample_rate:
         # Low frequencies are below; what is shorter than the longest clip ends in silence.
         shade = np.clip((level[::-1] - loudest) / _RANGE_DB + 1, 0, 1)
         shade = np.pad(shade, ((0, 0), (0, columns - shade.shape[1])))
-        channels = [np.interp(shade, places, channel) for channel in _COLOURS.T]
+        channels = [np.interp(shade, places, channel) for channel in _COLORS.T]
         image = Image.fromarray(np.stack(channels, axis=2).astype(np.uint8)).resize((width, _HEIGHT))
 
         top = title_top + _TITLE

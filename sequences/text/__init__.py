@@ -1,1 +1,1 @@
-"""Language modelling on the shared core: corpora, tokenization, evaluation, sampling. Model: `sequences.model`."""
+"""Language modeling on the shared core: corpora, tokenization, evaluation, sampling. Model: `sequences.model`."""

@@ -341,7 +341,7 @@ def test_a_probe_names_what_compressed_slots_hold(recordings: list[Recording], i
     name_from_slots = percent(rows[0][1]["text"])
     if informative:
         assert name_from_slots == 100
-        assert headline == "Compressed memory keeps the name, the colour and the shape."
+        assert headline == "Compressed memory keeps the name, the color and the shape."
         assert details.startswith("Compressed memory keeps the name")
     else:
         assert name_from_slots <= 50
@@ -363,7 +363,7 @@ def test_a_probe_of_few_episodes_leaves_out_what_it_cannot_tell(recordings: list
     why = " cannot be told: to tell 3 answers apart takes 18 episodes (--episodes), not 12."
     assert sum(said.endswith(why) for said in few["says"]) == 1
     assert "Too few episodes were played to tell whether compressed memory keeps the" in few["says"][0]
-    assert [row[0]["text"] for row in few["names"]["rows"]] == ["colour", "shape"]
+    assert [row[0]["text"] for row in few["names"]["rows"]] == ["color", "shape"]
 
 
 def test_without_enough_to_fit_a_probe_nothing_is_said(recordings: list[Recording]) -> None:
@@ -537,7 +537,7 @@ def test_vectors_are_shown_as_bars(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
     assert what_is_seen(recording).endswith(named)
     assert what_is_seen(replace(recording, element_names=())).endswith("in the episode.")
     long = replace(recording, observations=np.ones((3, 70_000)), element_names=())
-    assert what_is_seen(long).endswith("in the episode, the largest of 15 neighbours in each bar.")
+    assert what_is_seen(long).endswith("in the episode, the largest of 15 neighbors in each bar.")
 
     monkeypatch.chdir(tmp_path)
     film([recording], Path("1:2.mp4"))  # "1:" is no protocol

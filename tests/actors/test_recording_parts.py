@@ -27,7 +27,7 @@ from reports.actions import columns, means, received
 from reports.episode import _episode, page_data
 from reports.pages import render_page
 from reports.video import Frame, action_lines, count_frames, film, instruction_lines, pictures, signed
-from reports.views import BACKGROUND, BARS, WIDTH, Panel, coloured, panels, views, what_is_seen
+from reports.views import BACKGROUND, BARS, WIDTH, Panel, colored, panels, views, what_is_seen
 from tests.commands.pages import Elements, shown_frames, unpacked
 
 STEPS = 4
@@ -306,7 +306,7 @@ def test_the_film_ends_with_the_last_reward(recording: Recording, monkeypatch: p
     """Scores of any size are readable, and the reward is beside them."""
     said: list[tuple[str, str]] = []
 
-    def line(frame: Frame, name: str, value: str, more: str = "", colour: object = None) -> None:
+    def line(frame: Frame, name: str, value: str, more: str = "", color: object = None) -> None:
         if name == "score":
             said.append((value, more))
         drawn(frame, name, value, more, (1, 2, 3))
@@ -323,7 +323,7 @@ def test_the_film_ends_with_the_last_reward(recording: Recording, monkeypatch: p
     # The reward begins behind the score.
     frame = Frame(False)
     texts: list[float] = []
-    monkeypatch.setattr(frame, "text", lambda left, top, text, colour=None: texts.append(left))
+    monkeypatch.setattr(frame, "text", lambda left, top, text, color=None: texts.append(left))
     drawn(frame, "score", "+1,234,567", "+1,234,567")
     _, score, reward = texts
     assert reward > score + frame.font.getlength("+1,234,567")
@@ -427,7 +427,7 @@ def test_of_a_stack_of_frames_the_last_one_is_shown(channels: list[int], shown: 
     pictures = np.tile(np.array(channels, np.uint8), (2, 3, 5, 1))
     one_pixel = pictures[0, 0, 0]
     one_pixel[one_pixel < 255] += 1
-    _, second = coloured(pictures)
+    _, second = colored(pictures)
     assert second.tolist() == np.tile(shown, (3, 5, 1)).tolist()
 
 
@@ -438,4 +438,4 @@ def test_what_the_agent_draws_has_the_channels_of_what_it_saw(fourth: int, shown
     seen[0, 0, 0, 3] = fourth
     drawn = np.tile(np.array([10, 20, 30, 40], np.uint8), (2, 3, 3, 1))
     drawn[0, 0, 0, 3] = 41
-    assert coloured(drawn, seen)[1, 2, 2].tolist() == shown
+    assert colored(drawn, seen)[1, 2, 2].tolist() == shown

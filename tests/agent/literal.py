@@ -121,9 +121,9 @@ def literal_dilation(layer: Layer, old: list[Tensor]) -> list[Tensor]:
         new = []
         for place, x in enumerate(old):
             y = convolution.bias
-            for k, neighbour in enumerate((place - dilation, place, place + dilation)):
-                if 0 <= neighbour < len(old):
-                    y = y + convolution.weight[:, :, k] @ old[neighbour]
+            for k, neighbor in enumerate((place - dilation, place, place + dilation)):
+                if 0 <= neighbor < len(old):
+                    y = y + convolution.weight[:, :, k] @ old[neighbor]
             new.append(x + y.clamp(min=0))
         old = new
     return old

@@ -117,7 +117,7 @@ def test_the_deep_torso_is_that_of_impala() -> None:
     assert 1.5e6 < count(agent) < 1.7e6
 
 
-def test_images_are_centred_and_scaled() -> None:
+def test_images_are_centered_and_scaled() -> None:
     """The linear layer sees the channels one after the other, whatever the order in memory."""
     vision = encoders.Vision("deep", (3, 4, 3), 4)
     vision.convolutions = nn.Identity()

@@ -33,8 +33,8 @@ def literal_cluster(layer: RoutedLayer, group: int, weight: Tensor, x: Tensor) -
     """The centroid of the group that is nearest to the group's part of a projection of x [D]."""
     size = SIZE // HEADS
     vector = (weight @ x)[group * size : (group + 1) * size]
-    centred = vector - vector.mean()
-    cosines = [float(centred @ unit(centroid)) for centroid in layer.router.centroids[group]]
+    centered = vector - vector.mean()
+    cosines = [float(centered @ unit(centroid)) for centroid in layer.router.centroids[group]]
     return cosines.index(max(cosines))
 
 

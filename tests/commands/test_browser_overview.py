@@ -33,7 +33,7 @@ def overview(tab: Tab, copied: Callable[..., Path], tmp_path: Path) -> Iterator[
     }
     for run, score in runs.items():
         summary = json.loads((run / "evaluation.json").read_text())
-        (run / "evaluation.json").write_text(json.dumps(summary | {"oracle_normalised": score}))
+        (run / "evaluation.json").write_text(json.dumps(summary | {"oracle_normalized": score}))
     with serving(folder) as server:
         tab.goto(server.url)
         tab.wait_for_selector(READY)

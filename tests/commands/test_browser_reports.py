@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from commands import main
-from reports.comparison_page import COLOURS
+from reports.comparison_page import COLORS
 from reports.report import GROUPS
 from tests.commands.browser import PAPER, Tab, assert_accessible, show
 from tests.commands.cli import Commands
@@ -115,7 +115,7 @@ def test_numbers_of_charts_have_the_digits_of_tables(tab: Tab, pages: dict[str, 
 DRAW_NO_VALUES = """() => {
     const host = get("panels");
     host.replaceChildren();
-    const line = { name: "a", colour: "red", x: [1, 2], y: [null, null] };
+    const line = { name: "a", color: "red", x: [1, 2], y: [null, null] };
     new LineChart(host, [line], { include: [0, 1] });
     return [...host.querySelectorAll("svg > *")].map((node) => node.textContent);
 }"""
@@ -234,27 +234,27 @@ def test_a_comparison_is_printed_with_open_groups(tab: Tab, discounts: Path) -> 
     assert tab.locator("#controls select").input_value() == "0.95"
 
 
-def test_every_core_of_a_suite_has_a_colour_of_its_own(tab: Tab, pages: dict[str, Path], scheme: Any) -> None:
+def test_every_core_of_a_suite_has_a_color_of_its_own(tab: Tab, pages: dict[str, Path], scheme: Any) -> None:
     """All stand out from the page, by the contrast that WCAG 2.1 asks of graphics."""
-    assert len(RunConfig.cores) <= COLOURS
+    assert len(RunConfig.cores) <= COLORS
     show(tab, pages["comparison"])
     tab.emulate_media(color_scheme=scheme)
     read = """() => {
         const probe = document.body.appendChild(document.createElement("i"));
-        const numbers = (colour) => {
-            probe.style.color = colour;
+        const numbers = (color) => {
+            probe.style.color = color;
             return getComputedStyle(probe).color.match(/[0-9.]+/g).map(Number);
         };
-        const lines = Array.from({ length: COLOURS }, (_, index) => numbers(colourOf(index)));
-        return [numbers("var(--paper)"), ...lines, numbers(colourOf(COLOURS))];
+        const lines = Array.from({ length: COLORS }, (_, index) => numbers(colorOf(index)));
+        return [numbers("var(--paper)"), ...lines, numbers(colorOf(COLORS))];
     }"""
     paper, *lines, again = tab.evaluate(read)
-    assert len(lines) == COLOURS
-    assert len(set(map(tuple, lines))) == COLOURS
+    assert len(lines) == COLORS
+    assert len(set(map(tuple, lines))) == COLORS
     assert again == lines[0]
 
-    def luminance(colour: list[float]) -> float:
-        parts = [value / 255 for value in colour[:3]]
+    def luminance(color: list[float]) -> float:
+        parts = [value / 255 for value in color[:3]]
         red, green, blue = (part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts)
         return 0.2126 * red + 0.7152 * green + 0.0722 * blue
 

@@ -49,7 +49,7 @@ def add_to_evaluation(run: Path, **values: Any) -> None:
 
 @pytest.fixture
 def make_run(tmp_path: Path) -> MakeRun:
-    """Makes the folder of a finished run with a given learning curve and final score, both oracle-normalised.
+    """Makes the folder of a finished run with a given learning curve and final score, both oracle-normalized.
 
     Rows are 100 steps apart, each of one frame.
     """
@@ -60,11 +60,11 @@ def make_run(tmp_path: Path) -> MakeRun:
         for index, score in enumerate(curve):
             step = 100 * (index + 1)
             row = {"step": step, "learner/frames": float(step), "speed/steps_per_second": 50.0}
-            row |= {"episode/return": score / 100, "episode/oracle_normalised": score}
+            row |= {"episode/return": score / 100, "episode/oracle_normalized": score}
             rows.append(row)
 
         plain = to_plain(make_preset("memory", core)) | {"seed": seed, "frames": frames, "env": RECALL} | fields
-        summary = {"return": {"mean": final / 100, "low": 0.0, "high": 1.0}, "oracle_normalised": final}
+        summary = {"return": {"mean": final / 100, "low": 0.0, "high": 1.0}, "oracle_normalized": final}
         return write_run(tmp_path / name, plain, rows, summary)
 
     return make
@@ -101,12 +101,12 @@ def test_the_report_of_finished_runs_has_their_numbers(make_run: MakeRun, tmp_pa
 
     # The tables.
     finals = table(out / "report" / "runs.csv")
-    assert [float(row["oracle_normalised"]) for row in finals] == [91, 81, 31.5, 85]
+    assert [float(row["oracle_normalized"]) for row in finals] == [91, 81, 31.5, 85]
     assert [row["variant"] for row in finals] == ["compressive", "compressive", "lstm", "lstm"]
     assert [row["frames_to_threshold"] for row in finals] == ["200.0", "300.0", "", ""], "first at 75 or more"
     assert {row["reach"] for row in finals} == {"72", ""}, "8 + 4 x 16, and no bound for the LSTM"
     curves = table(out / "report" / "curves.csv")
-    measured = [(float(row["frames"]), float(row["oracle_normalised"])) for row in curves if row["seed"] == "1"]
+    measured = [(float(row["frames"]), float(row["oracle_normalized"])) for row in curves if row["seed"] == "1"]
     assert measured == [(100, 30), (200, 40), (300, 85), (100, 0), (200, 10), (300, 20)]
     means = table(out / "report" / "curve_intervals.csv")
     last_of_compressive = 99  # a curve has 100 places
@@ -119,7 +119,7 @@ def test_the_report_of_finished_runs_has_their_numbers(make_run: MakeRun, tmp_pa
 
     # The text of the page: first the scores and the answer.
     page = embedded(out / "report.html")
-    for words in ("Oracle-normalised", "86 (its runs: 81 to 91)", "75 %", RECALL, "--from"):
+    for words in ("Oracle-normalized", "86 (its runs: 81 to 91)", "75 %", RECALL, "--from"):
         assert words in text
     assert (page["second"]["name"], page["second"]["confirmed"], page["second"]["runs"]) == ("lstm", False, [2, 2])
     apart = "The interquartile means of compressive and of the next best, lstm, differ by 28 [-4, 60]"
@@ -222,10 +222,10 @@ def test_environments_without_a_common_scale_are_compared_alone(
 
 
 def test_figures_tell_all_variants_apart() -> None:
-    """By colour, as on the page, and in the legend, also those that the first panel lacks."""
+    """By color, as on the page, and in the legend, also those that the first panel lacks."""
     figures = pytest.importorskip("reports.figures", reason="matplotlib is not installed")
     light, *_ = re.findall(r"--s0:(?:[^}]*)", (ROOT / "reports/pages/style.css").read_text())
-    assert list(figures.COLOURS) == re.findall("#[0-9a-f]{6}", light)[:12]
+    assert list(figures.COLORS) == re.findall("#[0-9a-f]{6}", light)[:12]
 
     names = [f"core {number}" for number in range(12)]
     ends = {"low": [None] * 2, "high": [None] * 2}
@@ -366,17 +366,17 @@ def test_others_than_the_best_may_be_confirmed(make_run: MakeRun) -> None:
     assert said.startswith("Which variant is best is not confirmed; it is confirmed that lstm is better than memoryl")
 
 
-def test_only_confirmed_differences_are_coloured(make_run: MakeRun, tmp_path: Path, cli: Commands) -> None:
+def test_only_confirmed_differences_are_colored(make_run: MakeRun, tmp_path: Path, cli: Commands) -> None:
     """The interval of 60 to 100 against 59 to 99 is nearly all of 0 to 100 %."""
     scores = {"gru": [60.0, 70.0, 80.0, 90.0, 100.0], "lstm": [59.0, 69.0, 79.0, 89.0, 99.0], "memoryless": [5.0] * 5}
     compare(cli, tmp_path / "out", make_runs(make_run, scores))
 
     # A row is the name of a variant and a cell for each other; that of the variant itself is no dictionary.
     rows = embedded(tmp_path / "out" / "report.html")["improvements"]["rows"]
-    coloured = []
+    colored = []
     for _, *cells in rows:
-        coloured.append([isinstance(cell, dict) and "shade" in cell for cell in cells])
-    assert coloured == [[False, False, True], [False, False, True], [True, True, False]]
+        colored.append([isinstance(cell, dict) and "shade" in cell for cell in cells])
+    assert colored == [[False, False, True], [False, False, True], [True, True, False]]
     assert rows[0][2]["small"] == "[8, 100]"
 
 
@@ -430,12 +430,12 @@ def test_curves_are_of_the_last_stage_alone(make_run: MakeRun) -> None:
     write_rows(metrics, rows)
 
     run = read_run(path)
-    _, oracle_normalised, *_ = KIND["launch"].scales
-    x, scores = run.curve(oracle_normalised)
+    _, oracle_normalized, *_ = KIND["launch"].scales
+    x, scores = run.curve(oracle_normalized)
     assert x.tolist() == [300, 400, 500]
     assert scores.tolist() == [10, 80, 85]
-    assert run.reached(75.0, oracle_normalised) == 400
-    assert run.reached(85.1, oracle_normalised) is None
+    assert run.reached(75.0, oracle_normalized) == 400
+    assert run.reached(85.1, oracle_normalized) is None
 
 
 @pytest.mark.parametrize("worse", [20.0, 58.0])
@@ -478,7 +478,7 @@ def test_a_recurrent_memory_has_no_bound() -> None:
 
 def test_a_single_runs_score_has_the_digits_of_its_episodes(make_run: MakeRun) -> None:
     path = make_run("a", "gru", 0, [1.0], 66.2)
-    add_to_evaluation(path, oracle_normalised_interval=[12.1, 98.3])
+    add_to_evaluation(path, oracle_normalized_interval=[12.1, 98.3])
     comparison = Comparison([read_run(path)])
     assert score_texts(comparison, comparison.best) == ("66", "")
 
@@ -509,7 +509,7 @@ def test_a_run_under_two_names_is_refused(make_run: MakeRun, tmp_path: Path, cli
 def test_reasons_to_trust_numbers_less_are_stated(make_run: MakeRun, tmp_path: Path, cli: Commands) -> None:
     runs = [make_run(f"{score}", "lstm", 5, [score], 3.0) for score in (1.0, 2.0)]
     for run in runs:
-        add_to_evaluation(run, tasks=[{"environment": "a", "oracle_normalised": 3.0}, {"environment": "b"}])
+        add_to_evaluation(run, tasks=[{"environment": "a", "oracle_normalized": 3.0}, {"environment": "b"}])
     for text in compare(cli, tmp_path / "out", runs):
         assert "Runs of lstm have the same seed" in text
         assert "There is only one variant, lstm: nothing is compared." in text
@@ -534,7 +534,7 @@ def test_runs_that_are_not_finished_or_damaged_are_named(make_run: MakeRun, tmp_
         "[]",
         '{"return": {"mean": NaN}}',
         '{"return": {"mean": "3"}}',
-        '{"return": {"mean": 3}, "oracle_normalised": null}',
+        '{"return": {"mean": 3}, "oracle_normalized": null}',
         '{"return": {"mean": 3}, "correct_choices": 1}',
     ):
         (run / "evaluation.json").write_text(text)

@@ -29,7 +29,7 @@ def evaluated(cli: Commands, *arguments: object) -> list[dict[str, Any]]:
 def test_an_oracle_reaches_its_reference_score(env: str, cli: Commands) -> None:
     (summary,) = evaluated(cli, "--policy", "oracle", "--env", env, "--episodes", "4")
     assert summary["return"] == dict.fromkeys(("mean", "low", "high"), reference_scores(env)["oracle"])
-    assert summary["oracle_normalised"] == pytest.approx(100)
+    assert summary["oracle_normalized"] == pytest.approx(100)
     assert (summary["policy"], summary["episodes"]) == ("oracle", 4)
 
 
@@ -41,8 +41,8 @@ def test_random_actions_reach_their_reference_score(env: str, episodes: int, cli
     expected = reference_scores(env)["random"]
     assert expected is not None
     assert abs(score["mean"] - expected) < score["high"] - score["low"], "within two 95 % intervals"
-    low, high = summary["oracle_normalised_interval"]
-    assert low < summary["oracle_normalised"] < high
+    low, high = summary["oracle_normalized_interval"]
+    assert low < summary["oracle_normalized"] < high
     assert evaluated(cli, *arguments) == [summary], "the same seed"
     assert evaluated(cli, *arguments, "--seed", "1") != [summary]
 

@@ -33,7 +33,7 @@ LAUNCH = ["launch", "--local", *TINY]
 METRICS = {
     "episode/return",
     "episode/correct_choices",
-    "episode/oracle_normalised",
+    "episode/oracle_normalized",
     "speed/steps_per_second",
     "speed/frames_per_second",
     "policy_lag/mean",

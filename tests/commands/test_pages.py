@@ -266,7 +266,7 @@ def test_the_report_of_a_finished_run(copied: Copied, tmp_path: Path, cli: Comma
     assert float(score["value"]) == pytest.approx(summary["return"]["mean"], rel=1e-3)
     share = [100 * summary["correct_choices"][end] for end in ("mean", "low", "high")]
     assert choices["value"] == f"{with_interval(*share)[0]} %", "with the digits that its interval allows"
-    assert relative["name"] == "oracle-normalised score"
+    assert relative["name"] == "oracle-normalized score"
     assert (data["headline"]["source"], data["headline"]["command"]) == ("evaluation", "")
     assert float(data["facts"]["return in training"]) == pytest.approx(last["episode/return"], abs=0.06)
     assert "return" not in data["facts"], "it would be unclear of what"
@@ -376,10 +376,10 @@ def test_a_headline_has_three_numbers_and_names_the_others() -> None:
         "environment": config.env,
         "episodes": 8,
         "return": {"mean": 59.7109, "low": 57.5156, "high": 61.7969},
-        "human_normalised": 90.56,
-        "human_normalised_capped": 90.56,
-        "oracle_normalised": 77.46,
-        "oracle_normalised_interval": [74.59, 80.18],
+        "human_normalized": 90.56,
+        "human_normalized_capped": 90.56,
+        "oracle_normalized": 77.46,
+        "oracle_normalized_interval": [74.59, 80.18],
         "correct_choices": {"mean": 0.94, "low": 0.92, "high": 0.957},
         "choices_per_episode": 6.0,
     }
@@ -387,8 +387,8 @@ def test_a_headline_has_three_numbers_and_names_the_others() -> None:
     returned, choices, relative = found["numbers"]
     assert (returned["name"], returned["note"]) == ("return", "95 % interval 57.5 to 61.8")
     assert (choices["name"], choices["note"]) == ("correct choices", "95 % interval 92.0 to 95.7 %; chance 50 %")
-    assert relative["name"] == "human-normalised score"
-    assert "Also: oracle-normalised score 77 % (95 % interval 75 to 80 %" in found["about"]
+    assert relative["name"] == "human-normalized score"
+    assert "Also: oracle-normalized score 77 % (95 % interval 75 to 80 %" in found["about"]
 
 
 def test_a_headline_says_that_all_episodes_are_equal() -> None:

@@ -125,16 +125,16 @@ def cell(value: float, low: float, high: float) -> dict[str, float]:
 def test_conclusions_are_drawn_from_intervals(slots: tuple, mean: tuple, inputs: tuple, fate: str) -> None:
     """A guess is right in 30 %."""
     cells = [cell(*slots), cell(*mean), cell(*inputs)]
-    found, what, said = conclusion("the colour", " (red, blue)", [cells], 30.0, NAMES_READ)
-    assert (found, what) == (fate, "the colour")
+    found, what, said = conclusion("the color", " (red, blue)", [cells], 30.0, NAMES_READ)
+    assert (found, what) == (fate, "the color")
     better = max(mean[0], inputs[0])
     reads = f"is right for {slots[0]} % of compressed slots and {better} % before compression"
     assert said.endswith(f" probe {reads}; always giving the most frequent answer is right for 30 %.")
     if fate == "lost in part":
-        assert said.startswith("Compressed memory loses 17 % of what can be read of the colour (red, blue): ")
+        assert said.startswith("Compressed memory loses 17 % of what can be read of the color (red, blue): ")
     if fate == "kept":
         loss = "no loss is visible" if slots[0] >= better else "a loss is not confirmed, because the intervals overlap"
-        assert said.startswith(f"Compressed memory keeps the colour (red, blue), and {loss}: ")
+        assert said.startswith(f"Compressed memory keeps the color (red, blue), and {loss}: ")
 
 
 def test_conclusions_on_several_rows_are_on_their_means() -> None:

@@ -55,12 +55,12 @@ def make_run(
 
 def test_the_table_has_means_intervals_and_what_is_not_finished(tmp_path: Path) -> None:
     runs = [
-        make_run(tmp_path, "gru", SHORT, 0, 0.9, oracle_normalised=90.0),
-        make_run(tmp_path, "gru", SHORT, 1, 0.8, oracle_normalised=80.0),
-        make_run(tmp_path, "lstm", SHORT, 0, 0.5, oracle_normalised=50.0),
-        make_run(tmp_path, "lstm", SHORT, 1, 0.6, oracle_normalised=60.0),
-        make_run(tmp_path, "gru", LONG, 0, 0.5, low=0.45, oracle_normalised=50.0),
-        make_run(tmp_path, "lstm", LONG, 0, 0.6, low=0.5, oracle_normalised=60.0),
+        make_run(tmp_path, "gru", SHORT, 0, 0.9, oracle_normalized=90.0),
+        make_run(tmp_path, "gru", SHORT, 1, 0.8, oracle_normalized=80.0),
+        make_run(tmp_path, "lstm", SHORT, 0, 0.5, oracle_normalized=50.0),
+        make_run(tmp_path, "lstm", SHORT, 1, 0.6, oracle_normalized=60.0),
+        make_run(tmp_path, "gru", LONG, 0, 0.5, low=0.45, oracle_normalized=50.0),
+        make_run(tmp_path, "lstm", LONG, 0, 0.6, low=0.5, oracle_normalized=60.0),
         make_run(tmp_path, "gru", OPEN, 0, 2.0, done=0.25),
     ]
     board = scoreboard(runs)
@@ -106,7 +106,7 @@ def test_the_best_of_a_task_is_not_best_by_chance(
     runs = []
     for core, finals in scores.items():
         for seed, final in enumerate(finals):
-            runs.append(make_run(tmp_path, core, SHORT, seed, final, low=final - 0.1, oracle_normalised=final))
+            runs.append(make_run(tmp_path, core, SHORT, seed, final, low=final - 0.1, oracle_normalized=final))
     board = scoreboard(runs)
     assert [variant for (_, variant), cell in board.cells.items() if cell.best] == ([best] if best else [])
     assert board.leader is None, "of one task"
@@ -140,7 +140,7 @@ def test_the_leader_of_all_tasks(tmp_path: Path) -> None:
         for core, final in (("gru", 0.8), ("lstm", 0.5), ("lru", 0.3)):
             for seed in (0, 1):
                 score = final + 0.1 * seed
-                runs.append(make_run(tmp_path, core, env, seed, score, oracle_normalised=100 * score))
+                runs.append(make_run(tmp_path, core, env, seed, score, oracle_normalized=100 * score))
     board = scoreboard(runs)
     assert not any(cell.best for cell in board.cells.values())
     assert board.leader == "gru"
@@ -158,7 +158,7 @@ def test_the_leader_of_all_tasks(tmp_path: Path) -> None:
 
 
 def test_agents_that_are_evaluated_elsewhere_have_no_score_before(tmp_path: Path) -> None:
-    trained = make_run(tmp_path, "gru", SHORT, 0, 0.5, eval_env=LONG, oracle_normalised=50.0)
+    trained = make_run(tmp_path, "gru", SHORT, 0, 0.5, eval_env=LONG, oracle_normalized=50.0)
     training = make_run(tmp_path, "lstm", SHORT, 0, 2.0, done=0.25, eval_env=LONG)
     board = scoreboard([trained, training])
     assert board.tasks == [LONG]
@@ -171,7 +171,7 @@ def test_agents_that_are_evaluated_elsewhere_have_no_score_before(tmp_path: Path
 
 def test_scores_of_an_earlier_stage_are_none_of_the_task(tmp_path: Path) -> None:
     """In tables, and in the list of runs."""
-    row = {"step": 500, "learner/frames": 500.0, "episode/return": 2.0, "episode/oracle_normalised": 90.0}
+    row = {"step": 500, "learner/frames": 500.0, "episode/return": 2.0, "episode/oracle_normalized": 90.0}
     stages = [f"{LONG} until frames 1k"]
     config = to_plain(make_preset("general", "gru")) | {"frames": 1000, "env": SHORT, "stages": stages}
     for stage, scores in ((1.0, ()), (2.0, (2.0,))):
@@ -197,7 +197,7 @@ def test_a_stopped_suite_says_how_many_runs_there_will_be(tmp_path: Path) -> Non
             name = f"{core}-{len(trials)}"
             trials[name] = dataclasses.replace(config, env=env, seed=seed, frames=1000)
             if seed < 4:
-                run = make_run(tmp_path, core, env, seed, score, oracle_normalised=100 * score)
+                run = make_run(tmp_path, core, env, seed, score, oracle_normalized=100 * score)
                 run.path.rename(tmp_path / name)
 
     compare._scoreboard(tmp_path, trials, {}, "command", Console(width=200, quiet=True))
@@ -231,7 +231,7 @@ def test_its_files_and_its_page(tmp_path: Path) -> None:
     write_scoreboard(tmp_path, board, "compressive compare", report=True)
     assert '<a href="report.html">' in page.read_text()
     plain = json.loads((tmp_path / "report" / "scoreboard.json").read_text())
-    assert [(row["task"], row["variant"], row["return"], row["normalised"]) for row in plain] == [
+    assert [(row["task"], row["variant"], row["return"], row["normalized"]) for row in plain] == [
         (SHORT, "gru", 1.0, None),
         (SHORT, "lstm", 0.5, None),
     ]
@@ -253,7 +253,7 @@ def test_one_task_of_a_suite_has_scores_for_other_tables(tmp_path: Path) -> None
 
 
 def test_the_table_of_a_sweep_has_the_scores_of_files(tmp_path: Path) -> None:
-    runs = [make_run(tmp_path, "gru", env, 0, 0.9, oracle_normalised=90.0) for env in (SHORT, LONG)]
+    runs = [make_run(tmp_path, "gru", env, 0, 0.9, oracle_normalized=90.0) for env in (SHORT, LONG)]
     trials = {each.path.name: each.config for each in runs}
     others = [row._replace(variant="mycore", mean=0.7) for row in scores_of(runs)]
     compare._scoreboard(tmp_path, trials, {"theirs.json": others}, "command", Console(width=80))

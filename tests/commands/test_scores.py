@@ -39,15 +39,15 @@ def score(task: str = SHORT, variant: str = "gru", seed: int = 0, **more: Any) -
 def test_scores_survive_their_file(tmp_path: Path) -> None:
     folder = tmp_path / "runs"
     folder.mkdir()
-    runs = [make_run(folder, "gru", SHORT, 3, 0.9, oracle_normalised=90.0), make_run(folder, "gru", OPEN, 0, 2.0)]
+    runs = [make_run(folder, "gru", SHORT, 3, 0.9, oracle_normalized=90.0), make_run(folder, "gru", OPEN, 0, 2.0)]
     scores = scores_of(runs)
     file = tmp_path / "scores.json"
     file.write_text(as_json(scores))
     first, second = read_scores(file)
     assert first == scores[0]
-    assert (first.task, first.variant, first.seed, first.normalised) == (SHORT, "gru", 3, 90.0)
-    assert math.isnan(second.normalised), "of a task whose best score is not known"
-    assert second._replace(normalised=0.0) == scores[1]._replace(normalised=0.0)
+    assert (first.task, first.variant, first.seed, first.normalized) == (SHORT, "gru", 3, 90.0)
+    assert math.isnan(second.normalized), "of a task whose best score is not known"
+    assert second._replace(normalized=0.0) == scores[1]._replace(normalized=0.0)
     assert first.settings == second.settings, "the task is none of them"
 
 

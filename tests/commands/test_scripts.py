@@ -56,7 +56,7 @@ def evaluated(*lines: str, scripts_of_page: Sequence[str] = SCRIPTS, **values: A
 def test_a_curve_is_interrupted_where_values_are_missing() -> None:
     """A move of the pen begins each part, and a value alone is a dot."""
     y = [None, 1.0, 2.0, None, None, 3.0, None, 4.0, 5.0, 6.0, None]
-    chart = "const chart = new LineChart(made(), [{ name: 'a', colour: 'red', x: y.map((_, at) => at), y }]);"
+    chart = "const chart = new LineChart(made(), [{ name: 'a', color: 'red', x: y.map((_, at) => at), y }]);"
 
     def drawn(kind: str) -> Any:
         """Attributes of the chart's elements of a kind."""
@@ -137,8 +137,8 @@ def test_large_numbers_with_an_interval_have_its_digits() -> None:
 
 
 def test_a_variant_that_has_thin_lines_alone_is_named_once() -> None:
-    thin = {"name": "thin", "colour": "red", "thin": True, "x": [1, 2], "y": [1, 2]}
-    thick = {"name": "thick", "colour": "blue", "x": [1, 2], "y": [3, 4]}
+    thin = {"name": "thin", "color": "red", "thin": True, "x": [1, 2], "y": [1, 2]}
+    thick = {"name": "thick", "color": "blue", "x": [1, 2], "y": [3, 4]}
     series = [thin, thin, {**thick, "thin": True}, thick]
     chart = "const legend = made(); new LineChart(made(), series, { legend });"
     names = "legend.children.map(({ children }) => children[1])"
@@ -149,7 +149,7 @@ def test_a_variant_that_has_thin_lines_alone_is_named_once() -> None:
 
 @pytest.mark.parametrize("width", [360, 1132])
 def test_a_long_name_leaves_room_for_the_score(width: int) -> None:
-    row = {"name": f"compressive rate 4 {'x' * 140} 128", "colour": "red", "value": 5, "low": 4, "high": 6}
+    row = {"name": f"compressive rate 4 {'x' * 140} 128", "color": "red", "value": 5, "low": 4, "high": 6}
     row |= {"points": [4, 6], "text": "5.0", "small": "[4.0, 6.0]"}
     chart = f"const host = {{ ...made(), clientWidth: {width} }}; dotChart(host, [row]);"
     of = "all(host, 'text').filter(({ attributes }) => /name|value/.test(attributes.class))"
@@ -179,7 +179,7 @@ def test_the_note_on_attention_speaks_of_what_is_drawn(episodes: int, error: flo
 
 def test_stages_are_named_where_there_is_room() -> None:
     stages = [{"from": 0, "to": 1, "label": "stage 1", "plain": True}, {"from": 1, "to": 9, "label": "stage 2"}]
-    series = "[{ name: 'a', colour: 'red', x: [0, 5, 10], y: [1, 2, 3] }]"
+    series = "[{ name: 'a', color: 'red', x: [0, 5, 10], y: [1, 2, 3] }]"
     chart = f"const chart = new LineChart(made(), {series}, {{ bands: stages }});"
     shown = "chart.svg.children.filter(({ textContent }) => /stage/.test(textContent)).map((node) => node.textContent)"
     assert evaluated(chart, shown, stages=stages) == ["stage 2"]
@@ -190,7 +190,7 @@ def test_stages_are_named_where_there_is_room() -> None:
 def test_names_of_lines_at_one_height_are_at_both_ends() -> None:
     """Also if a curve crosses one of the ends."""
     lines = [{"name": "oracle", "value": 10.0}, {"name": "evaluation", "value": 10.05}]
-    series = "[{ name: 'a', colour: 'red', x: [0, 1, 2], y: [10, 0, 0] }]"
+    series = "[{ name: 'a', color: 'red', x: [0, 1, 2], y: [10, 0, 0] }]"
     texts = "chart.svg.children.filter(({ attributes }) => attributes.class === 'within')"
     chart = f"const chart = new LineChart(made(), {series}, {{ lines }});"
     ends = evaluated(chart, f"{texts}.map(({{ attributes }}) => attributes['text-anchor'])", lines=lines)
@@ -365,7 +365,7 @@ def test_many_columns_are_folded() -> None:
 
 def test_a_step_has_one_place_in_charts_and_bars_and_is_found_there() -> None:
     """In what is 400 pixels wide, behind the labels of an axis or not; the last step is 8 pixels before the end."""
-    chart = "const chart = new LineChart(made(), [{ name: 'a', colour: 'red', x: steps, y: steps }], shown);"
+    chart = "const chart = new LineChart(made(), [{ name: 'a', color: 'red', x: steps, y: steps }], shown);"
     places = evaluated(
         "episode = { values: steps };",
         "const shown = { inset: { left: AXIS, right: INSET }, domain: [0, steps.length - 1] };",

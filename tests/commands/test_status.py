@@ -100,7 +100,7 @@ def test_status_and_runs_say_the_same(copied: Copied, cli: Commands) -> None:
     last = read_metrics(run)[-1]
     state, _, score = said()
     assert state == "trained, but not evaluated"
-    assert score == f"oracle-normalised {last['episode/oracle_normalised']:.1f} % in training"
+    assert score == f"oracle-normalized {last['episode/oracle_normalized']:.1f} % in training"
 
 
 def test_what_is_lost_after_the_last_checkpoint(copied: Copied, cli: Commands) -> None:

@@ -115,7 +115,7 @@ def test_a_killed_sweep_is_resumed_and_a_failing_trial_fails_alone(tmp_path: Pat
 
     wait_until(lambda: not marked(mark))  # the processes of the first sweep ended by themselves
     assert hyperparameters(folder / good) == {b"learner.learning_rate"}
-    assert {"evaluation/return", "evaluation/oracle_normalised"} <= scalars(folder / good)
+    assert {"evaluation/return", "evaluation/oracle_normalized"} <= scalars(folder / good)
 
 
 def test_killed_trials_are_resumed_and_a_signal_to_the_group_stops_all(tmp_path: Path) -> None:

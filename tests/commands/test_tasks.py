@@ -57,13 +57,13 @@ def test_all_of_dmlab30(lab: Any, tmp_path: Path, cli: Commands) -> None:
     row = read_metrics(folder)[-1]
     assert row["tasks/seen"] == row["tasks/count"] == 30
     assert row["episode/return"] == 2.0
-    normalised = [100 * (2.0 - level.random) / (level.human - level.random) for level in LEVELS]
-    expected = sum(normalised) / 30
-    assert row["episode/human_normalised"] == pytest.approx(expected)
+    normalized = [100 * (2.0 - level.random) / (level.human - level.random) for level in LEVELS]
+    expected = sum(normalized) / 30
+    assert row["episode/human_normalized"] == pytest.approx(expected)
 
     # The test levels.
     summary = json.loads((folder / "evaluation.json").read_text())
-    assert summary["human_normalised"] == pytest.approx(expected)
+    assert summary["human_normalized"] == pytest.approx(expected)
     tested = [part["environment"].split(",")[0] for part in summary["tasks"]]
     assert tested == [f"dmlab:{level.test}" for level in LEVELS]
 

@@ -56,7 +56,7 @@ def test_runs_are_found_and_described(folder: Path, cli: Commands, monkeypatch: 
 
     entry = describe("finished", found["finished"])
     assert (entry.state, entry.kind, entry.data, entry.share) == ("finished", "launch", "rooms:small", 1.0)
-    assert str(entry.score).startswith("oracle-normalised")
+    assert str(entry.score).startswith("oracle-normalized")
 
     # Three lines for a run in a narrow terminal; the last one is a command.
     monkeypatch.setenv("COLUMNS", "80")
@@ -114,17 +114,17 @@ def test_runs_that_can_be_compared_are_together(folder: Path) -> None:
 def test_a_score_is_of_the_evaluation_or_of_training() -> None:
     evaluation = {
         "return": {"mean": 0.5, "low": 0.4, "high": 0.6},
-        "oracle_normalised": 66.2,
-        "oracle_normalised_interval": [12.1, 98.3],
+        "oracle_normalized": 66.2,
+        "oracle_normalized_interval": [12.1, 98.3],
     }
-    row = {"episode/return": 0.25, "episode/oracle_normalised": 5.0}
-    assert str(read_score("launch", evaluation, row)) == "oracle-normalised 66 % [12, 98] in the evaluation"
+    row = {"episode/return": 0.25, "episode/oracle_normalized": 5.0}
+    assert str(read_score("launch", evaluation, row)) == "oracle-normalized 66 % [12, 98] in the evaluation"
     equal = {"return": {"mean": 0.5, "low": 0.5, "high": 0.5}}
     assert str(read_score("launch", equal, {})) == "return 0.500 all equal in the evaluation"
-    assert str(read_score("launch", {"return": "damaged"}, row)) == "oracle-normalised 5.0 % in training"
-    huge = {**evaluation, "oracle_normalised_interval": [10**400, 1]}
-    assert str(read_score("launch", huge, {})) == "oracle-normalised 66.2 % in the evaluation"
-    assert str(read_score("launch", {"return": {"mean": 10**400}}, row)) == "oracle-normalised 5.0 % in training"
+    assert str(read_score("launch", {"return": "damaged"}, row)) == "oracle-normalized 5.0 % in training"
+    huge = {**evaluation, "oracle_normalized_interval": [10**400, 1]}
+    assert str(read_score("launch", huge, {})) == "oracle-normalized 66.2 % in the evaluation"
+    assert str(read_score("launch", {"return": {"mean": 10**400}}, row)) == "oracle-normalized 5.0 % in training"
     assert read_score("text", {}, {"loss/nll": 1.5}) == Score("loss", 1.5, training=True)
     assert read_score("launch", {}, {"episode/return": float("nan")}) is None
 
@@ -137,7 +137,7 @@ def test_a_small_curve_goes_as_far_as_the_training(folder: Path) -> None:
     last_place, _ = curve[-1]
     assert last_place == pytest.approx(0.25, abs=0.02)
 
-    measured = [row.get("episode/oracle_normalised") for row in read_metrics(run.path)]
+    measured = [row.get("episode/oracle_normalized") for row in read_metrics(run.path)]
     known = [score for score in measured if score is not None]
     assert min(known) <= min(score for _, score in curve)
     assert max(score for _, score in curve) <= max(known)
@@ -148,7 +148,7 @@ def test_a_small_curve_goes_as_far_as_the_training(folder: Path) -> None:
 
 def test_small_curves_of_a_group_have_one_scale(folder: Path) -> None:
     """The box is 24 high, with 2 left free on either side; a score that is three times as high is drawn so."""
-    name = "episode/oracle_normalised"
+    name = "episode/oracle_normalized"
     for run, score in (("finished", 1.0), ("<b>name", 3.0)):
         file = folder / run / "metrics.jsonl"
         rows = [json.loads(line) for line in file.read_text().splitlines()]

@@ -135,8 +135,8 @@ def test_numbers_out_of_their_range_are_named(field: str) -> None:
         ({"wall_height": 40.0}, "wall_height: expected .*eye_height=50"),
         ({"shapes": ("teapot",)}, "shapes: expected .*got"),
         ({"shapes": ("cube", "cube")}, "shapes: expected none twice"),
-        ({"shapes": ("cube",), "colours": ((1, 2, 3),)}, "shapes: expected at least 2 objects"),
-        ({"colours": ((1, 2, 300),)}, "colours: expected .*got"),
+        ({"shapes": ("cube",), "colors": ((1, 2, 3),)}, "shapes: expected at least 2 objects"),
+        ({"colors": ((1, 2, 300),)}, "colors: expected .*got"),
         ({"examples": 3}, "redraw_match: expected True with examples=3, got False"),
         ({"delay_frames": 7, "delay_halvings": 3}, "delay_halvings: expected .*delay_frames=7.* got 3"),
         ({"image_height": 300, "shrink": 4}, "shrink: expected a view of at most 1024 x 1024 pixels, got 4"),
@@ -149,12 +149,12 @@ def test_bad_configs_name_the_field_and_the_value(fields: dict[str, Any], messag
 
 
 def test_specs() -> None:
-    spec = "rooms:small,object_scale=2,image_height=32,shapes=cube+cone,colours=ff0000+0000ff"
+    spec = "rooms:small,object_scale=2,image_height=32,shapes=cube+cone,colors=ff0000+0000ff"
     config = envs.make_vector(spec, 1).config
     assert config.object_scale == 2
     assert (config.image_height, config.image_width) == (32, 32)
     assert config.shapes == ("cube", "cone")
-    assert config.colours == ((255, 0, 0), (0, 0, 255))
+    assert config.colors == ((255, 0, 0), (0, 0, 255))
     assert not rooms_config("full", {"hud": "False"}).hud
     imported = "gym:envs:compressive/Rooms-Small-v0"
     assert envs.make_vector(imported, 1).num_envs == 1
@@ -198,11 +198,11 @@ def test_images_of_environments_are_made_smaller() -> None:
     [
         ("atari:pong", "rooms, dmlab, gym, dm, envpool, diagnostic"),
         ("rooms:large", "full, .*small"),
-        ("rooms:full,colour=red", "object_scale"),
+        ("rooms:full,color=red", "object_scale"),
         ("rooms:full,hud", "field=value"),
         ("rooms:full,hud=True, hud=False", "each field once, got hud twice"),
-        ("rooms:full,colours=red", "colours: expected six hexadecimal digits each, as in ff0000.00ff00, got 'red'"),
-        ("rooms:full,colours=ff0000+00ff0", r"colours: expected .*, got 'ff0000\+00ff0'"),
+        ("rooms:full,colors=red", "colors: expected six hexadecimal digits each, as in ff0000.00ff00, got 'red'"),
+        ("rooms:full,colors=ff0000+00ff0", r"colors: expected .*, got 'ff0000\+00ff0'"),
         ("rooms:small,rooms:full", "expected one task, got 2"),
         ("dmlab:", "name of a level"),
         ("dmlab:lasertag,fps=30", "image_height"),

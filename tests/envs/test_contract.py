@@ -166,7 +166,7 @@ def test_equal_seeds_give_equal_episodes_and_others_do_not(spec: str) -> None:
     assert not same(play(env, actions), steps)
 
 
-def test_no_environment_depends_on_its_neighbours(spec: str) -> None:
+def test_no_environment_depends_on_its_neighbors(spec: str) -> None:
     seeds = [11, 12, 13]
     together = envs.make_vector(spec, 3)
     actions = actions_for(together, 3)

@@ -59,7 +59,7 @@ def results(env: DeviceEnv) -> dict[str, np.ndarray]:
     return {name: tensor.cpu().numpy().copy() for name, tensor in own.items() if name != "action"}
 
 
-def synchronise(env: DeviceEnv, vector: Any) -> None:
+def synchronize(env: DeviceEnv, vector: Any) -> None:
     """Gives a device's environments the state of a vector environment."""
     for name, array in vector.get_state().items():
         env.state[name].copy_(torch.from_numpy(array))
@@ -90,7 +90,7 @@ def follow(env: DeviceEnv, vector: Any, steps: int, every: int = 1) -> Iterator[
         action = random.integers(env.num_actions, size=env.num_envs) if is_random else scripted()
         is_compared = count % every == 0
         if is_compared and every > 1:
-            synchronise(env, vector)
+            synchronize(env, vector)
         step = vector.step(action)
         if is_compared:
             env.step(torch.from_numpy(action).to(env.device))
@@ -268,7 +268,7 @@ def test_a_gpu_follows_the_cpu_up_to_rounding(spec: str) -> None:
             allowed = 2 if name.startswith("observation") else 1e-6
             difference = np.abs(given[name].astype(float) - array.astype(float))
             shares_that_differ.setdefault(name, []).append((difference > allowed).mean())
-        synchronise(env, vector)
+        synchronize(env, vector)
     assert {name: shares for name, shares in shares_that_differ.items() if np.mean(shares) > 1e-3} == {}
 
 

@@ -59,7 +59,7 @@ def test_scores_of_the_oracle_and_of_random_actions(name: str) -> None:
     oracle = expected["oracle"]
     assert oracle is not None
     assert expected["human"] is None
-    assert envs.mean_normalised({spec: oracle}) == {"oracle_normalised": pytest.approx(100)}
+    assert envs.mean_normalized({spec: oracle}) == {"oracle_normalized": pytest.approx(100)}
 
     env = envs.make_vector(spec, 512)
     mean, error = mean_score(env, env.oracle_actions, 100)

@@ -51,7 +51,7 @@ def test_minigrid_symbols_are_those_of_its_own_one_hot_wrapper() -> None:
         bits = reference.observation({"image": cells})["image"]
         symbols = one_hot_cells(cells)
         assert np.array_equal(symbols, bits.ravel())
-        assert symbols.sum() == 3 * 49, "a kind, a colour and a state for each of 7 x 7 cells"
+        assert symbols.sum() == 3 * 49, "a kind, a color and a state for each of 7 x 7 cells"
 
 
 @minigrid

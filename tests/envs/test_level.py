@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from envs import make_vector
 from envs.lab_interface import NINE
 from envs.rooms import RoomsConfig, RoomsVectorEnv, oracle_actions
-from envs.rooms.level import CHOICES, CHOSEN, GREY, ROOM_1, ROOM_2, is_gray
+from envs.rooms.level import CHOICES, CHOSEN, GRAY, ROOM_1, ROOM_2, is_gray
 
 FORWARD = NINE.index("forward")
 LEFT = NINE.index("look left")
@@ -85,7 +85,7 @@ def test_the_teleporter_acts_one_frame_later_after_a_gray_view() -> None:
         assert reward[0] == 0.0
 
     # On the pad.
-    assert state.room[0] == GREY
+    assert state.room[0] == GRAY
     assert round(state.x[0], 3) == 29.122
     assert (view[0, 12:48] == 56).all(), "the low byte of the client's clock, 1336 ms, beside the display"
     assert (view != 56).any()
@@ -172,7 +172,7 @@ def test_pickup_zone(side: int, match_side: int) -> None:
 
 
 def test_players_stay_in_the_rooms() -> None:
-    """Random players stay out of every solid, within the room they are in, and see one colour only in a teleport."""
+    """Random players stay out of every solid, within the room they are in, and see one color only in a teleport."""
     env = start(STEPS, 64)
     state = env.state
     x_low, y_low, x_high, y_high = env.level.solids.T[:, :, None]
@@ -185,13 +185,13 @@ def test_players_stay_in_the_rooms() -> None:
         actions = np.where(changes, rng.integers(0, 9, 64), actions)
         views, *_ = env.step(actions)
 
-        one_colour = views.max((1, 2, 3)) == views.min((1, 2, 3))
+        one_color = views.max((1, 2, 3)) == views.min((1, 2, 3))
         gray = [is_gray(state, i) for i in range(64)]
-        assert (one_colour == gray).all()
+        assert (one_color == gray).all()
 
         inside = (x_low < state.x) & (state.x < x_high) & (y_low < state.y) & (state.y < y_high)
         assert not inside.any()
-        assert ((state.x < between_rooms) == np.isin(state.room, (ROOM_1, GREY))).all()
+        assert ((state.x < between_rooms) == np.isin(state.room, (ROOM_1, GRAY))).all()
     assert (state.x > between_rooms).any(), "some have been in both rooms"
 
 
@@ -415,7 +415,7 @@ def test_objects_have_names() -> None:
     names = {env.config.object_name(number) for number in range(36)}
     assert len(names) == 36
     assert {"pink cone", "light blue glow ball", "green sphere"} <= names
-    assert RoomsConfig(shapes=("cube",), colours=((1, 2, 3), (4, 5, 6))).object_name(1) == "#040506 cube"
+    assert RoomsConfig(shapes=("cube",), colors=((1, 2, 3), (4, 5, 6))).object_name(1) == "#040506 cube"
 
 
 @pytest.mark.parametrize("frames", [89, 90, 92, 720])

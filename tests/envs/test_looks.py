@@ -1,4 +1,4 @@
-"""Randomised looks: only the look changes, it is drawn for each episode, and objects remain recognizable."""
+"""Randomized looks: only the look changes, it is drawn for each episode, and objects remain recognizable."""
 
 import itertools
 from dataclasses import replace
@@ -18,13 +18,13 @@ from envs.rooms.textures import TEXTURE_COUNTS, TILE
 pytestmark = pytest.mark.xdist_group("looks")  # random surfaces are painted once in a process, for seconds
 
 MEMBERS = 16
-RANDOMISED = {group: rooms_config("full", {"looks": group}) for group in FAMILIES}
+RANDOMIZED = {group: rooms_config("full", {"looks": group}) for group in FAMILIES}
 
 
 @pytest.fixture(scope="module")
 def env() -> RoomsVectorEnv:
     """Shared by all tests, each of which resets it."""
-    return RoomsVectorEnv(MEMBERS, RANDOMISED["train"])
+    return RoomsVectorEnv(MEMBERS, RANDOMIZED["train"])
 
 
 def looks(env: RoomsVectorEnv) -> list[look.Look]:
@@ -71,7 +71,7 @@ def test_all_textures_are_used_and_the_display_is_hidden_sometimes() -> None:
 
 def test_a_second_view_shows_the_same_state_with_the_level_s_own_look() -> None:
     """For a teacher. The first view, rewards and motion are as without it."""
-    config = replace(RANDOMISED["train"], image_height=40, image_width=64, shrink=2)
+    config = replace(RANDOMIZED["train"], image_height=40, image_width=64, shrink=2)
     paired = RoomsVectorEnv(4, replace(config, own_view=True))
     single = RoomsVectorEnv(4, config)
     plain = RoomsVectorEnv(4, replace(config, looks="own"))
@@ -97,7 +97,7 @@ def test_a_second_view_shows_the_same_state_with_the_level_s_own_look() -> None:
 
 
 def test_a_single_environment_has_a_second_view() -> None:
-    env = RoomsEnv(replace(RANDOMISED["train"], image_height=40, image_width=64, shrink=2, own_view=True))
+    env = RoomsEnv(replace(RANDOMIZED["train"], image_height=40, image_width=64, shrink=2, own_view=True))
     observation, _ = env.reset(seed=3)
     assert env.observation_space.contains(observation)
     observation, *_ = env.step(0)
@@ -119,7 +119,7 @@ def test_groups_share_no_family_of_patterns() -> None:
 @pytest.fixture(scope="module")
 def scenes() -> dict[str, Any]:
     """The scene of every group, whose textures are the level's own and after it the random ones."""
-    return {group: RoomsVectorEnv(1, config).scene for group, config in RANDOMISED.items()}
+    return {group: RoomsVectorEnv(1, config).scene for group, config in RANDOMIZED.items()}
 
 
 def test_groups_have_their_numbers_of_textures(scenes: dict[str, Any]) -> None:
@@ -134,24 +134,24 @@ def test_groups_share_no_surface(name: str, scenes: dict[str, Any]) -> None:
     first_own, *_ = getattr(scenes["train"], name)
     surfaces = set()
     count = 0
-    colours = []
+    colors = []
     for scene in scenes.values():
         own, *random = getattr(scene, name)
         assert (own == first_own).all(), "the first is the level's own"
         surfaces |= {texture.tobytes() for texture in random}
         count += len(random)
-        colours.append([texture.mean(axis=(-3, -2)) for texture in random])
+        colors.append([texture.mean(axis=(-3, -2)) for texture in random])
     assert len(surfaces) == count
 
-    for one, other in itertools.combinations(colours, 2):
+    for one, other in itertools.combinations(colors, 2):
         both_have = zip(one, other, strict=False)  # groups differ in how many they have
         apart = [np.abs(a - b).max() > 5 for a, b in both_have]
-        assert np.mean(apart) > 0.9, "a seed has other colours in another group"
+        assert np.mean(apart) > 0.9, "a seed has other colors in another group"
 
 
-@pytest.mark.parametrize("group", RANDOMISED)
+@pytest.mark.parametrize("group", RANDOMIZED)
 def test_only_the_group_to_train_on_shows_the_level_s_own_surfaces(group: str) -> None:
-    env = RoomsVectorEnv(4000, replace(RANDOMISED[group], image_height=8, image_width=8, hud=False))
+    env = RoomsVectorEnv(4000, replace(RANDOMIZED[group], image_height=8, image_width=8, hud=False))
     env.reset(seed=1)
     drawn = looks(env)
     own = 0
@@ -199,12 +199,12 @@ def test_random_looks_stay_within_their_ranges(env: RoomsVectorEnv) -> None:
 
 
 @pytest.mark.parametrize("group", FAMILIES)
-def test_objects_are_seen_and_told_apart_by_colour(group: str) -> None:
-    """The sphere's glow differs from what is behind it, and is nearest to its own colour among the level's three.
+def test_objects_are_seen_and_told_apart_by_color(group: str) -> None:
+    """The sphere's glow differs from what is behind it, and is nearest to its own color among the level's three.
 
-    Not in every look: a wall may have nearly the colour of an object, and all may be dark.
+    Not in every look: a wall may have nearly the color of an object, and all may be dark.
     """
-    config = RANDOMISED[group]
+    config = RANDOMIZED[group]
     num_looks = 64
     env = RoomsVectorEnv(num_looks, config)
     env.reset(seed=7)
@@ -219,12 +219,12 @@ def test_objects_are_seen_and_told_apart_by_colour(group: str) -> None:
             state[name][:] = value
         return env.set_state(state)[:, 10:58, 30:66].astype(float)
 
-    palette = np.array(config.colours, float)
+    palette = np.array(config.colors, float)
     palette /= np.linalg.norm(palette, axis=1, keepdims=True)
     without = middle(match=sphere, taken=left)
     told = []
-    for colour in range(3):
-        image = middle(match=sphere + colour, taken=-1)
+    for color in range(3):
+        image = middle(match=sphere + color, taken=-1)
         changed = np.abs(image - without).max(3) > 40
         for one in range(num_looks):
             glow = image[one][changed[one]]
@@ -232,7 +232,7 @@ def test_objects_are_seen_and_told_apart_by_colour(group: str) -> None:
             cosine = bright @ palette.T / np.linalg.norm(bright, axis=1, keepdims=True)
             nearest = np.argmax(cosine, axis=1)
             is_seen = changed[one].sum() > 60
-            is_told = (nearest == colour).sum() > 0.8 * len(nearest)
+            is_told = (nearest == color).sum() > 0.8 * len(nearest)
             told.append(is_seen and is_told)
     assert np.mean(told) >= 0.95
 

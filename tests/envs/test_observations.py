@@ -125,7 +125,7 @@ def test_images_of_all_layouts_and_numbers(space: spaces.Box, expected: Any) -> 
 
 
 def test_channels_with_bounds_of_their_own_are_numbers() -> None:
-    """Colours up to 255 beside a depth up to 1 have no common scale."""
+    """Colors up to 255 beside a depth up to 1 have no common scale."""
     high = np.full((2, 2, 4), 255, np.float32)
     high[..., 3] = 1.0
     vector, observation, last = shown(spaces.Box(np.zeros_like(high), high, dtype=np.float32))

@@ -196,24 +196,24 @@ def test_association() -> None:
 
 
 class Parts(NamedTuple):
-    """The parts of an observation of color-cubes: places and colours are one-hot."""
+    """The parts of an observation of color-cubes: places and colors are one-hot."""
 
     row: NDArray[Any]  # [N, size]
     column: NDArray[Any]  # [N, size]
-    target: NDArray[Any]  # [N, colours]
+    target: NDArray[Any]  # [N, colors]
     is_shown: NDArray[Any]  # [N, 1]
-    cubes: NDArray[Any]  # [N, colours + 1, size * size]; the last are cubes of any colour
+    cubes: NDArray[Any]  # [N, colors + 1, size * size]; the last are cubes of any color
 
 
 def parts_of(env: ColorCubes, seen: NDArray[Any]) -> Parts:
     """Observations [N, F] in their parts."""
-    lengths = [env.size, env.size, env.colours, 1]
+    lengths = [env.size, env.size, env.colors, 1]
     row, column, target, is_shown, cubes = np.split(seen, np.cumsum(lengths), axis=1)
-    return Parts(row, column, target, is_shown, cubes.reshape(len(seen), env.colours + 1, env.size**2))
+    return Parts(row, column, target, is_shown, cubes.reshape(len(seen), env.colors + 1, env.size**2))
 
 
 class Tracker:
-    """Plays color-cubes by what it sees, and keeps a map: colours from the first picture, later from what has moved."""
+    """Plays color-cubes by what it sees, and keeps a map: colors from the first picture, later from what has moved."""
 
     def __init__(self, env: ColorCubes) -> None:
         self.env = env
@@ -222,13 +222,13 @@ class Tracker:
     def see(self, seen: NDArray[Any]) -> None:
         """Corrects the map by an observation."""
         for cells, cubes in zip(self.cells, parts_of(self.env, seen).cubes, strict=True):
-            by_colour = cubes[:-1]
-            any_colour = cubes[-1]
-            if by_colour.any():
-                for colour, picture in enumerate(by_colour):
-                    cells[colour] = int(picture.argmax())
-            elif any_colour.any():
-                self._correct(cells, present=set(np.flatnonzero(any_colour).tolist()))
+            by_color = cubes[:-1]
+            any_color = cubes[-1]
+            if by_color.any():
+                for color, picture in enumerate(by_color):
+                    cells[color] = int(picture.argmax())
+            elif any_color.any():
+                self._correct(cells, present=set(np.flatnonzero(any_color).tolist()))
 
     @staticmethod
     def _correct(cells: dict[int, int], present: set[int]) -> None:
@@ -238,7 +238,7 @@ class Tracker:
         new = present - known
         assert len(gone) == len(new) <= 1, "one cube moves at a time"
         if gone:
-            (moved,) = (colour for colour, cell in cells.items() if cell in gone)
+            (moved,) = (color for color, cell in cells.items() if cell in gone)
             cells[moved] = new.pop()
 
     def act(self, seen: NDArray[Any]) -> NDArray[np.int64]:
@@ -267,7 +267,7 @@ class Tracker:
 @pytest.mark.parametrize("teleport", [0.0, 0.3])
 def test_color_cubes_are_solved_by_keeping_a_map(extreme: bool, teleport: float) -> None:
     """The first episode of each row; `done` are the rows in which it is over."""
-    env = ColorCubes(ROWS, size=4, colours=4, targets=3, teleport=teleport, extreme=extreme)
+    env = ColorCubes(ROWS, size=4, colors=4, targets=3, teleport=teleport, extreme=extreme)
     tracker = Tracker(env)
     seen, _ = env.reset(seed=1)
     rows = np.arange(ROWS)
@@ -277,7 +277,7 @@ def test_color_cubes_are_solved_by_keeping_a_map(extreme: bool, teleport: float)
     for _ in range(60):
         # The map is right, and so are the actions that follow from it.
         tracker.see(seen)
-        known = np.array([[cells[colour] for colour in range(4)] for cells in tracker.cells])
+        known = np.array([[cells[color] for color in range(4)] for cells in tracker.cells])
         assert (known == env.cell)[~done].all()
         assert all(len(set(cells)) == 4 for cells in env.cell), "no two cubes in one cell"
         actions = tracker.act(seen)
@@ -293,30 +293,30 @@ def test_color_cubes_are_solved_by_keeping_a_map(extreme: bool, teleport: float)
         done |= terminated | truncated
         pictures += int((env.shown > 0)[~done].sum())
         if extreme:
-            by_colour = parts_of(env, seen).cubes[:, :-1]
-            assert not by_colour[~done].any()
+            by_color = parts_of(env, seen).cubes[:, :-1]
+            assert not by_color[~done].any()
     assert score == pytest.approx(1)
     least = 50 if teleport else 0
     assert pictures > least
 
 
 def test_every_cube_but_the_target_moves_at_times() -> None:
-    env = ColorCubes(ROWS, size=4, colours=4, targets=3, teleport=1.0)
+    env = ColorCubes(ROWS, size=4, colors=4, targets=3, teleport=1.0)
     env.reset(seed=0)
-    offsets = set()  # of colours, counted from that of the target
+    offsets = set()  # of colors, counted from that of the target
     for _ in range(20):
         before = env.cell.copy()
         target = env.target.copy()
         _, _, terminated, truncated, _ = env.step(np.zeros(ROWS, int))
         goes_on = ~(terminated | truncated)
-        rows, colours = np.nonzero((env.cell != before) & goes_on[:, None])
-        offsets |= set(((colours - target[rows]) % 4).tolist())
+        rows, colors = np.nonzero((env.cell != before) & goes_on[:, None])
+        offsets |= set(((colors - target[rows]) % 4).tolist())
     assert offsets == {1, 2, 3}
 
 
 def test_an_area_of_the_grid_is_a_smaller_task_seen_in_the_whole_grid() -> None:
     """What is seen of the area is the task on a grid of that size, and the rest of the grid is empty."""
-    options: Any = {"colours": 3, "targets": 3, "teleport": 0.5}
+    options: Any = {"colors": 3, "targets": 3, "teleport": 0.5}
     small = ColorCubes(ROWS, size=3, **options)
     inside = ColorCubes(ROWS, size=5, area=3, **options)
     tracker = Tracker(small)
@@ -351,11 +351,11 @@ def test_an_area_of_the_grid_is_a_smaller_task_seen_in_the_whole_grid() -> None:
 @pytest.mark.parametrize("extreme", [False, True])
 def test_views_of_color_cubes_say_where_everything_is(extreme: bool) -> None:
     """Of a player that walks at random, also against walls, in an area of three rows and columns."""
-    env = ColorCubes(ROWS, size=4, area=3, colours=2, teleport=0.3, extreme=extreme)
+    env = ColorCubes(ROWS, size=4, area=3, colors=2, teleport=0.3, extreme=extreme)
     seen, _ = env.reset(seed=2)
     moves = {0: (0, 1), 1: (0, -1), 2: (1, 0), 3: (-1, 0)}
     random = np.random.default_rng(0)
-    shown_without_colours = 0
+    shown_without_colors = 0
     for _ in range(30):
         parts = parts_of(env, seen)
         for row in range(ROWS):
@@ -365,12 +365,12 @@ def test_views_of_color_cubes_say_where_everything_is(extreme: bool) -> None:
             assert parts.target[row].tolist() == np.eye(2)[env.target[row]].tolist()
             assert parts.is_shown[row] == (env.shown[row] > 0)
             cubes = np.zeros((3, 16))
-            for colour, cell in enumerate(env.cell[row]):
+            for color, cell in enumerate(env.cell[row]):
                 place = 4 * (top + cell // 3) + left + cell % 3
-                cubes[colour, place] = env.shown[row] == 1
+                cubes[color, place] = env.shown[row] == 1
                 cubes[2, place] = env.shown[row] > 0
             np.testing.assert_array_equal(parts.cubes[row], cubes)
-            shown_without_colours += env.shown[row] == 2
+            shown_without_colors += env.shown[row] == 2
 
         actions = random.integers(4, size=ROWS)
         expected = []
@@ -379,14 +379,14 @@ def test_views_of_color_cubes_say_where_everything_is(extreme: bool) -> None:
             expected.append((min(max(env.row[row] + up, 0), 2), min(max(env.column[row] + right, 0), 2)))
         seen, *_ = env.step(actions)
         assert list(zip(env.row, env.column, strict=True)) == expected
-    assert (shown_without_colours > 0) == extreme
+    assert (shown_without_colors > 0) == extreme
 
 
 def test_cubes_begin_in_all_cells_and_move_to_all_free_ones() -> None:
-    env = ColorCubes(500, size=3, colours=2, teleport=1.0)
+    env = ColorCubes(500, size=3, colors=2, teleport=1.0)
     env.reset(seed=0)
-    for colour in range(2):
-        assert set(env.cell[:, colour].tolist()) == set(range(9))
+    for color in range(2):
+        assert set(env.cell[:, color].tolist()) == set(range(9))
     before = env.cell.copy()
     env.step(np.zeros(500, int))
     has_moved = env.cell != before
@@ -395,7 +395,7 @@ def test_cubes_begin_in_all_cells_and_move_to_all_free_ones() -> None:
 
 
 def test_color_cubes_end_at_a_wrong_cube() -> None:
-    env = ColorCubes(ROWS, size=3, colours=2, targets=2, teleport=0.0)
+    env = ColorCubes(ROWS, size=3, colors=2, targets=2, teleport=0.0)
     env.reset(seed=0)
     here = env.row * 3 + env.column
     wrong = env.cell[np.arange(ROWS), env.target] != here
@@ -406,7 +406,7 @@ def test_color_cubes_end_at_a_wrong_cube() -> None:
 
 
 def test_color_cubes_are_truncated_at_their_limit() -> None:
-    env = ColorCubes(ROWS, size=3, colours=2, targets=2, teleport=0.0)
+    env = ColorCubes(ROWS, size=3, colors=2, targets=2, teleport=0.0)
     env.reset(seed=0)
     assert env.limit == 8 * 3 * 2
     go_right = np.zeros(ROWS, int)
@@ -428,7 +428,7 @@ def test_color_cubes_are_truncated_at_their_limit() -> None:
         ("key-to-door,apple=x", "apple: expected a number, got 'x'"),
         ("endless-tmaze,uniform=1", "uniform: expected True or False, got 1"),
         ("association,values=1", "values: expected an integer in 2"),
-        ("color-cubes,size=2,colours=4", "colours: expected fewer than the 4 cells for cubes, got 4"),
+        ("color-cubes,size=2,colors=4", "colors: expected fewer than the 4 cells for cubes, got 4"),
         ("color-cubes,teleport=2", "teleport: expected a probability in 0..1, got 2"),
         ("color-cubes,area=6", "area: expected at most the grid's 5 rows and columns, got 6"),
         ("color-cubes,area=1", "area: expected an integer in 2"),

@@ -1,4 +1,4 @@
-"""Reference scores by spec, and normalised scores."""
+"""Reference scores by spec, and normalized scores."""
 
 import re
 
@@ -21,9 +21,9 @@ def test_the_level_itself(spec: str) -> None:
     random = 0.312
     oracle = 77.0
     assert envs.reference_scores(spec) == UNKNOWN | {"human": human, "random": random, "oracle": oracle}
-    assert envs.mean_normalised({spec: human})["human_normalised"] == pytest.approx(100.0)
-    assert envs.mean_normalised({spec: random})["human_normalised"] == pytest.approx(0.0)
-    assert envs.mean_normalised({spec: oracle})["oracle_normalised"] == pytest.approx(100.0)
+    assert envs.mean_normalized({spec: human})["human_normalized"] == pytest.approx(100.0)
+    assert envs.mean_normalized({spec: random})["human_normalized"] == pytest.approx(0.0)
+    assert envs.mean_normalized({spec: oracle})["oracle_normalized"] == pytest.approx(100.0)
 
 
 def test_variants_of_the_level() -> None:
@@ -78,24 +78,24 @@ def test_people_score_100_on_dmlab30_and_random_actions_0() -> None:
             assert (scores["human"], scores["random"]) == (level.human, level.random)
     tested = envs.tasks(envs.held_out("dmlab:dmlab30"))
     for score, wanted in (("human", 100.0), ("random", 0.0)):
-        means = envs.mean_normalised({task: envs.reference_scores(task)[score] for task in tested})
-        assert means["human_normalised"] == pytest.approx(wanted, abs=1e-9)
-        assert means["human_normalised_capped"] == pytest.approx(wanted, abs=1e-9)
+        means = envs.mean_normalized({task: envs.reference_scores(task)[score] for task in tested})
+        assert means["human_normalized"] == pytest.approx(wanted, abs=1e-9)
+        assert means["human_normalized_capped"] == pytest.approx(wanted, abs=1e-9)
 
 
 def test_means_over_tasks() -> None:
-    assert envs.mean_normalised({}) == {}
-    assert envs.mean_normalised({"rooms:small,hud=False": 3.0}) == {}
-    assert envs.mean_normalised({"rooms:small": 242.0}) == {"oracle_normalised": pytest.approx(100.0)}
+    assert envs.mean_normalized({}) == {}
+    assert envs.mean_normalized({"rooms:small,hud=False": 3.0}) == {}
+    assert envs.mean_normalized({"rooms:small": 242.0}) == {"oracle_normalized": pytest.approx(100.0)}
 
     # 200 % of the human score, 0 % of it, and a task without reference scores, which is left out.
     twice_human = 2 * 54 - 4.065
     scores = {"dmlab:rooms_watermaze": twice_human, "dmlab:lasertag_one_opponent_small": -0.224, "dmlab:x": 9.0}
-    expected = {"human_normalised": pytest.approx(100.0), "human_normalised_capped": pytest.approx(50.0)}
-    assert envs.mean_normalised(scores) == expected
+    expected = {"human_normalized": pytest.approx(100.0), "human_normalized_capped": pytest.approx(50.0)}
+    assert envs.mean_normalized(scores) == expected
 
 
 def test_a_task_in_which_nothing_is_to_be_gained_is_left_out_of_the_means() -> None:
     nothing = "diagnostic:recall,reward=0"
-    assert envs.mean_normalised({nothing: 0.0}) == {}
-    assert envs.mean_normalised({nothing: 0.0, "rooms:small": 242.0}) == {"oracle_normalised": pytest.approx(100.0)}
+    assert envs.mean_normalized({nothing: 0.0}) == {}
+    assert envs.mean_normalized({nothing: 0.0, "rooms:small": 242.0}) == {"oracle_normalized": pytest.approx(100.0)}

@@ -15,7 +15,7 @@ def test_every_kind_can_be_made() -> None:
 
 
 def test_tasks_are_joined_by_commas() -> None:
-    names = ["rooms:small,colours=ff0000+0000ff", "dmlab:a/b,test=True", "rooms:small"]
+    names = ["rooms:small,colors=ff0000+0000ff", "dmlab:a/b,test=True", "rooms:small"]
     assert list(tasks(",".join(names))) == names
 
 

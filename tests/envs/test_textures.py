@@ -1,4 +1,4 @@
-"""Textures by their definitions: degrees of blur, which of them a view shows, tones and the colours of the display."""
+"""Textures by their definitions: degrees of blur, which of them a view shows, tones and the colors of the display."""
 
 import itertools
 
@@ -43,15 +43,15 @@ def test_a_pixel_shows_the_texels_that_it_covers() -> None:
 
 
 def shown(texture: str) -> tuple[RoomsVectorEnv, np.ndarray]:
-    """The view from the start along x, 50 u above the floor, in which degrees of blur are the colours 0 to 200."""
+    """The view from the start along x, 50 u above the floor, in which degrees of blur are the colors 0 to 200."""
     env = RoomsVectorEnv(1, DISTANT)
     env.reset(seed=0)
     coded = np.zeros_like(getattr(env.scene, texture))
-    colours = 50 * np.arange(LEVELS)[:, None, None, None]
+    colors = 50 * np.arange(LEVELS)[:, None, None, None]
     if texture == "wall":
-        coded[0] = colours
+        coded[0] = colors
     else:
-        coded[0, ROOM_1] = colours
+        coded[0, ROOM_1] = colors
     env.scene = env.scene._replace(**{texture: coded})
     state = env.get_state()
     state["shown"][:] = -100
@@ -99,13 +99,13 @@ def test_the_display_is_blended_and_rounded_downward() -> None:
     hud._blend(image, 0, 0, 111.0, 89.0, 255.0, 0.5)
     assert image[0, 0].tolist() == [105, 94, 177]
     hud._blend(image, 0, 0, 1.0, 2.0, 3.0, 1.7)
-    assert image[0, 0].tolist() == [1, 2, 3], "no further than the colour"
+    assert image[0, 0].tolist() == [1, 2, 3], "no further than the color"
     for row, column in ((-1, 0), (1, 0), (0, -1), (0, 2)):
         hud._blend(image, row, column, 0.0, 0.0, 0.0, 1.0)
     assert image[0, 1].tolist() == [100, 100, 100]
 
 
-def test_the_sky_has_the_colours_of_its_height_rounded_to_the_nearest() -> None:
+def test_the_sky_has_the_colors_of_its_height_rounded_to_the_nearest() -> None:
     """Behind the player, where nothing else is painted."""
     sky = textures.sky(0)
     for row in (3, 20, 41, 63):

@@ -8,8 +8,8 @@ import pytest
 from numpy.typing import NDArray
 
 from envs.rooms import VARIANTS, RoomsConfig, RoomsVectorEnv
-from envs.rooms.config import LEVEL_COLOURS
-from envs.rooms.level import CHOICES, GREY, ROOM_1, ROOM_2
+from envs.rooms.config import LEVEL_COLORS
+from envs.rooms.level import CHOICES, GRAY, ROOM_1, ROOM_2
 from envs.rooms.render import PULSE_SECONDS
 from envs.rooms.scene import UNIT
 from envs.rooms.shapes import NEAR, SHAPES, distances
@@ -30,9 +30,9 @@ HORIZON = 256
 """The row of the horizon in such a view: `HORIZON + FOCAL * depth / distance` is that of a point below the eye."""
 
 
-def numbered(shape: str, colour: int = 0) -> int:
-    """The number of an object; its three colours follow each other."""
-    return 3 * RoomsConfig().shapes.index(shape) + colour
+def numbered(shape: str, color: int = 0) -> int:
+    """The number of an object; its three colors follow each other."""
+    return 3 * RoomsConfig().shapes.index(shape) + color
 
 
 def view(config: str | RoomsConfig = "full", **state: float) -> NDArray[Any]:
@@ -117,7 +117,7 @@ def test_objects_stand_where_they_do_in_the_level(room: int, x: int, side: int, 
 def test_the_objects_are_twelve_shapes_in_pink_light_blue_and_green() -> None:
     names = "barbell coil cone crossbar cube cylinder double_prism glow_ball pot_cone prism_jack sphere toroid"
     assert RoomsConfig().shapes == tuple(SHAPES) == tuple(names.split())
-    assert RoomsConfig().colours == LEVEL_COLOURS == ((250, 50, 135), (125, 208, 236), (88, 230, 150))
+    assert RoomsConfig().colors == LEVEL_COLORS == ((250, 50, 135), (125, 208, 236), (88, 230, 150))
 
 
 def test_objects_hover_19_u_above_the_floor_and_bob_by_4() -> None:
@@ -153,7 +153,7 @@ def test_shapes_lie_inside_their_balls() -> None:
 
 
 def test_a_cylinder_is_as_large_as_the_pinhole_formula_says() -> None:
-    """Its body, which alone shows the colour, is 28 u tall and 15.4 u wide; the whole is 49 u tall, from 19 u up."""
+    """Its body, which alone shows the color, is 28 u tall and 15.4 u wide; the whole is 49 u tall, from 19 u up."""
     place = {"room": ROOM_2, "x": 500.0, "y": 64.0, "other": 2}
     distance = 100
     near_edge = 92.4  # the distance of the part that is seen lowest
@@ -238,7 +238,7 @@ def test_a_ring_around_the_start_fades_in_28_frames() -> None:
 
 def test_the_view_of_a_teleport_is_gray_under_the_display() -> None:
     """The shade is the low byte of the client's clock, which is a move of 14 or 17 ms ahead: 1319 + 17 - 1280 = 56."""
-    place = {"room": GREY, "frame": 55, "shown": 0, "time": 1319, "gray_until": 1350}
+    place = {"room": GRAY, "frame": 55, "shown": 0, "time": 1319, "gray_until": 1350}
     seen = view(**place)
     assert (seen[12:48] == 56).all(), "the rows between the parts of the display"
     assert (seen != 56).any(), "the display is seen"
@@ -318,10 +318,10 @@ def test_rooms_show_nothing_of_each_other(variant: str) -> None:
     assert (match_left == match_right).all()
 
 
-def test_objects_show_their_colour() -> None:
-    """Many pixels of a sphere nearby have its colour, in shades that are not much darker."""
-    for colour, wanted in enumerate(np.array(LEVEL_COLOURS)):
-        near = view(room=ROOM_2, x=510.0, y=64.0, match=numbered("sphere", colour), frame=0)
+def test_objects_show_their_color() -> None:
+    """Many pixels of a sphere nearby have its color, in shades that are not much darker."""
+    for color, wanted in enumerate(np.array(LEVEL_COLORS)):
+        near = view(room=ROOM_2, x=510.0, y=64.0, match=numbered("sphere", color), frame=0)
         cosine = (near @ wanted) / np.linalg.norm(near, axis=2) / np.linalg.norm(wanted)
         bright = near.max(2) > 0.7 * wanted.max()
         assert ((cosine > 0.9995) & bright).sum() > 100

@@ -31,7 +31,7 @@ class Reference:
     def __init__(self) -> None:
         self.future: Future[bytes] = Future()
 
-    def fulfil(self, value: object) -> None:
+    def fulfill(self, value: object) -> None:
         with suppress(Exception):  # the learner was killed meanwhile
             self.future.set_result(cloudpickle.dumps(value))
 
@@ -42,7 +42,7 @@ class Reference:
 
 def put(value: object) -> Reference:
     reference = Reference()
-    reference.fulfil(value)
+    reference.fulfill(value)
     return reference
 
 
@@ -96,7 +96,7 @@ class Member:
                 result = method(self.instance, *values)
                 results = result if len(references) > 1 else [result]
                 for reference, value in zip(references, results):
-                    reference.fulfil(value)
+                    reference.fulfill(value)
             except Exception as error:
                 for reference in references:
                     reference.fail(RayTaskError(name, traceback.format_exc(), error))

@@ -262,10 +262,10 @@ def test_a_counter_of_the_environment_ends_a_stage() -> None:
 
 
 def test_what_is_not_counted_ends_no_stage() -> None:
-    misspelt = dataclasses.replace(CONFIG, stages=("rooms:small until corect 0.9",))
+    misspelled = dataclasses.replace(CONFIG, stages=("rooms:small until corect 0.9",))
     words = "one of correct, return, frames, correct_choices, wrong_choices in rooms:small, got 'corect'"
     with pytest.raises(ValueError, match=f"^stages: until: expected {words}"):
-        Curriculum(misspelt)
+        Curriculum(misspelled)
 
 
 def test_correct_choices_are_waited_for_only_where_they_are_counted() -> None:

@@ -110,15 +110,15 @@ def test_the_capped_mean_caps_each_task() -> None:
     for task, score in scores.items():
         episodes += [make_episode(score, task), make_episode(score, task)]
     summary = summarize(episodes, env)
-    assert summary["human_normalised"] > 100
-    assert summary["human_normalised_capped"] == pytest.approx(50.0), "of 100 and 0; the third has no human score"
+    assert summary["human_normalized"] > 100
+    assert summary["human_normalized_capped"] == pytest.approx(50.0), "of 100 and 0; the third has no human score"
     mean = pytest.approx(sum(scores.values()) / 3)
     assert summary["return"] == {"mean": mean, "low": mean, "high": mean}
 
     metrics = as_metrics(summary)
     assert metrics["evaluation/return"] == summary["return"]["mean"]
-    assert metrics["evaluation/human_normalised_capped"] == pytest.approx(50.0)
-    assert ["human_normalised" in part for part in summary["tasks"]] == [True, True, False]
+    assert metrics["evaluation/human_normalized_capped"] == pytest.approx(50.0)
+    assert ["human_normalized" in part for part in summary["tasks"]] == [True, True, False]
 
 
 def test_every_finite_metric_goes_to_the_gauges(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

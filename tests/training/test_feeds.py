@@ -97,7 +97,7 @@ def leave() -> None:
 
 
 def test_functions_of_a_thread_are_called_in_turn() -> None:
-    """An error reaches the caller that waits for it. A function that waits is cancelled when the thread closes."""
+    """An error reaches the caller that waits for it. A function that waits is canceled when the thread closes."""
     order: list[int] = []
     waiting = threading.Event()
 

@@ -115,10 +115,10 @@ def test_transparent_pixels_are_white(tmp_path: Path) -> None:
     np.testing.assert_array_equal(read_image(tmp_path / "clear.png", SHAPE), np.where(is_opaque, noise(2), 255))
 
 
-@pytest.mark.parametrize(("mode", "name"), [("L", "grey.jpg"), ("P", "palette.png")])
-def test_grey_pictures_and_palettes_become_rgb(mode: str, name: str, tmp_path: Path) -> None:
-    grey = np.full((20, 20), 77, np.uint8)
-    Image.fromarray(grey).convert(mode).save(tmp_path / name)
+@pytest.mark.parametrize(("mode", "name"), [("L", "gray.jpg"), ("P", "palette.png")])
+def test_gray_pictures_and_palettes_become_rgb(mode: str, name: str, tmp_path: Path) -> None:
+    gray = np.full((20, 20), 77, np.uint8)
+    Image.fromarray(gray).convert(mode).save(tmp_path / name)
     np.testing.assert_array_equal(read_image(tmp_path / name, SHAPE), np.full(SHAPE, 77))
 
 

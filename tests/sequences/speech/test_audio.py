@@ -76,7 +76,7 @@ def test_files_of_every_width_rate_and_number_of_channels(
     read = audio.read(tmp_path / name, RATE)
     assert read.dtype == np.float32
     assert len(read) == RATE // 2
-    inside = slice(400, -400)  # a resampler needs neighbours
+    inside = slice(400, -400)  # a resampler needs neighbors
     np.testing.assert_allclose(read[inside], tone()[inside], atol=0.02)
 
 

@@ -35,7 +35,7 @@ def make_model(core: Any = None, **fields: Any) -> SequenceModel:
 
 
 class TestArithmetic:
-    def test_perplexity_is_normalised_by_the_words_of_the_data_set(self) -> None:
+    def test_perplexity_is_normalized_by_the_words_of_the_data_set(self) -> None:
         """PG-19's 33.6 on test is a loss of ln(33.6) x 6,966,499 nats, whatever the number of subwords."""
         assert evaluation.perplexity(math.log(33.6) * 6_966_499, 6_966_499) == pytest.approx(33.6)
         assert evaluation.bits_per_character(100 * math.log(4), 100) == pytest.approx(2.0), "a uniform model of 4"
