@@ -11,7 +11,7 @@ from agent.core.fields import AtLeast0, Checked, Range, Size
 class AgentConfig(Checked):
     """The network; the environment determines shapes of observations, actions and vocabulary."""
 
-    torso: str = "deep"
+    torso: Literal["deep", "shallow", "small", "auto"] = "deep"
     """Network for images: deep or shallow (IMPALA's two), small, or auto, which is small up to 63 pixels and shallow
     above. Vectors always use two linear layers."""
     torso_size: Size = 256

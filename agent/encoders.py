@@ -1,7 +1,7 @@
 """Encoders of observations: images (IMPALA's deep and shallow networks, and a small one), vectors and instructions.
 
 Observations are scaled here and nowhere else (docs/decisions.md gives the reasons). A new torso for images is one
-function and one line in `TORSOS`.
+function and one line in `TORSOS`, and its name in the type of `AgentConfig.torso`.
 """
 
 import math

@@ -254,6 +254,7 @@ class PushOptions(AllowOptions, RunOptions):
     The token is that of `hf auth login`, or HF_TOKEN. The commands of the run's launches are published with it.
 
       compressive push runs/NAME USER/NAME --license apache-2.0
+      compressive push runs/NAME/checkpoints/STEPS USER/NAME      an earlier checkpoint, without a score
     """
 
     name: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="USER/NAME")]

@@ -11,7 +11,7 @@ from reports.report import page_data, read_rows
 from storage.errors import UserError, user_errors
 from storage.files import Json, folder_bytes, read_json
 from storage.remote import push_folder, require_login
-from storage.run import Run
+from storage.run import Run, find_run, of_checkpoint
 from training.config import RunConfig
 from training.console import Busy, playing, program, say, say_all
 from training.evaluation import load_trained_agent, record
@@ -22,9 +22,9 @@ from training.trust import permissions
 
 def push(options: PushOptions) -> None:
     """Runs the command."""
-    run = Run(options.run)
     console = Console()
     with user_errors():
+        run = find_run(options.run)
         kind, _ = run.read_kind()
         name = require_login(options.name)
     if kind != "launch":
@@ -36,8 +36,9 @@ def push(options: PushOptions) -> None:
             allowed = permissions(read_config(Run(folder), RunConfig))
             _describe(run, folder, name, allowed, options, console)
         size = folder_bytes(folder)
+        message = f"{of_checkpoint(run.name, run)} of compressive-impala"
         with Busy(console, "uploading"), user_errors():
-            address = push_folder(folder, name, options.private, f"{run.name} of compressive-impala")
+            address = push_folder(folder, name, options.private, message)
     say_all(console, {"pushed": f"{size / 1e6:.1f} MB", "address": address})
     say(console, f"play with it: {program()} evaluate hf://{name}{allowed}")
 
@@ -45,9 +46,12 @@ def push(options: PushOptions) -> None:
 def _describe(run: Run, folder: Path, name: str, allowed: str, options: PushOptions, console: Console) -> None:
     """Adds a film, a curve and the card, which says of the run what the shared files do not.
 
+    Of a checkpoint it says what the shared files do: what came later has not made this agent.
+
     `allowed`: words behind the card's commands.
     """
-    data = page_data(run, read_rows(run))
+    described = Run(folder) if run.checkpoint else run
+    data = page_data(described, read_rows(described))
     if options.video_episodes:
         from reports.episode import show_film
 

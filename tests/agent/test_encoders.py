@@ -2,7 +2,7 @@
 
 import itertools
 import re
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
 import pytest
 import torch
@@ -13,6 +13,11 @@ from agent import Agent, AgentConfig, encoders
 from agent.core import LSTMConfig
 from agent.precision import autocast
 from tests.agent.agents import IMAGE, VOCABULARY, WORDS, agent_inputs, random_words
+
+
+def test_every_torso_can_be_named() -> None:
+    hints = get_type_hints(AgentConfig)
+    assert get_args(hints["torso"]) == (*encoders.TORSOS, encoders.FITTING)
 
 
 @pytest.mark.parametrize("name", encoders.TORSOS)

@@ -215,6 +215,7 @@ def edit(tree: Any, path: str, value: Any) -> None:
 
 CONFIGS: list[tuple[str, Any, str]] = [
     ("agent core memory_sise", 1, "config.agent.core.memory_sise: unknown field; perhaps memory_size; written by"),
+    ("agent torso", "zz", "config.agent.torso: expected one of deep, shallow, small, auto, got 'zz'"),
     ("eval_env", "zzz", "config.eval_env: environment 'zzz': expected 'kind:name'"),
     ("agent core name", ["lstm"], "core: expected a core out of compressive"),
     ("agent core", "lstm", "core: expected an object, got 'lstm'"),

@@ -117,6 +117,22 @@ def test_an_agent_goes_to_the_hub_and_comes_back(
     assert len(here.messages[NAME]) == 2
 
 
+def test_a_checkpoint_goes_to_the_hub_without_the_end(here: Hub, ask: Callable[..., str], copied: Any) -> None:
+    run = copied()
+    early, *_, last = sorted((run / "checkpoints").iterdir())
+    ask("push", early, NAME, "--video-episodes=0")
+    files = here.files[NAME]
+    assert f"checkpoints/{early.name}/weights.safetensors" in files
+    assert not [path for path in files if last.name in path]
+    steps = [json.loads(line)["step"] for line in files["metrics.jsonl"].decode().splitlines()]
+    assert max(steps, default=0) <= int(early.name)
+    card = files["README.md"].decode()
+    assert "It was not evaluated." in card
+    assert "model-index" not in card
+    (message,) = here.messages[NAME]
+    assert early.name in message
+
+
 def test_only_files_of_a_run_are_copied(here: Hub, ask: Callable[..., str], tmp_path: Path, copied: Any) -> None:
     ask("push", copied(), NAME, "--video-episodes=0", "--private")
     assert NAME in here.private
