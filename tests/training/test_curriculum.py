@@ -261,6 +261,30 @@ def test_a_counter_of_the_environment_ends_a_stage() -> None:
     assert found.ended(100), "400 frames"
 
 
+def test_a_few_choices_end_no_stage() -> None:
+    """The only choice of 200 episodes may be luck."""
+    found = Curriculum(dataclasses.replace(CONFIG, stages=("rooms:small until correct 0.9",)))
+    found.remember(episodes(199))
+    found.remember(episodes(1, right=1))
+    assert found.correct() == 1
+    assert not found.ended(0)
+    found.remember(episodes(98, right=1))
+    assert not found.ended(0), "99 choices"
+    found.remember(episodes(1, right=1))
+    assert found.ended(0)
+
+
+def test_a_counter_that_few_episodes_have_ends_no_stage() -> None:
+    """Where a time limit cuts an episode its counters may be missing."""
+    found = Curriculum(dataclasses.replace(CONFIG, stages=("rooms:small until wrong_choices 2",)))
+    without = dataclasses.replace(episodes(1)[0], metrics={})
+    found.remember([without] * 200)
+    found.remember(episodes(99, wrong=2))
+    assert not found.ended(0)
+    found.remember(episodes(1, wrong=2))
+    assert found.ended(0)
+
+
 def test_what_is_not_counted_ends_no_stage() -> None:
     misspelled = dataclasses.replace(CONFIG, stages=("rooms:small until corect 0.9",))
     words = "one of correct, return, frames, correct_choices, wrong_choices in rooms:small, got 'corect'"
