@@ -58,7 +58,7 @@ def test_other_texts_are_no_stages(text: str) -> None:
         RunConfig(stages=(text,))
 
 
-@pytest.mark.parametrize("limit", ["correct 90", "correct 0", "frames 0"])
+@pytest.mark.parametrize("limit", ["correct 90", "correct 0", "frames 0", "frames 1e999", "return -1e999"])
 def test_impossible_limits(limit: str) -> None:
     expected = r"a share of correct choices in \(0, 1\] and frames above 0"
     with pytest.raises(ValueError, match=f"^stages: expected {expected}"):
