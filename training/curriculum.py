@@ -18,6 +18,9 @@ from training.stages import MEASURES, Stage, read_stage
 
 EPISODES = 200
 """Episodes of each task over which scores are means. A score ends no stage before there are as many."""
+LEAST_SHARE = 0.5
+"""So many choices, or episodes that have a counter, as a share of `EPISODES`, are needed before these end a stage. A
+single choice may be luck, and where a time limit cuts an episode its counters may be missing."""
 STAGES = 32
 """Most environments of a run, the last one included."""
 NUMBERS = dict.fromkeys(("steps", "environment", "actor_id", "version"), int)
@@ -99,10 +102,14 @@ class Curriculum:
         steps_of_stage = steps - self.begin
         measured = {"frames": float(steps_of_stage * self.action_repeat)}
         if min(self.counted.values()) >= self._needed:
-            measured["correct"] = self.correct()
             measured["return"] = self.mean_return()
+            least = LEAST_SHARE * EPISODES
+            if self._num_choices() >= least:
+                measured["correct"] = self.correct()
             for name in self.stages[self.number].counters:
-                measured[name] = self._mean_of(name)
+                values = self._values_of(name)
+                if len(values) >= least:
+                    measured[name] = float(np.mean(values))
 
         # One limit that is reached ends the stage.
         limits = self.stages[self.number].limits
@@ -158,10 +165,13 @@ class Curriculum:
         """Share of correct choices over the last episodes of all tasks; NaN without choices."""
         return correct_fraction(self._episodes())
 
-    def _mean_of(self, counter: str) -> float:
-        """Mean of a counter over the last episodes of all tasks that have it; NaN if none has."""
-        values = [episode.metrics[counter] for episode in self._episodes() if counter in episode.metrics]
-        return float(np.mean(values)) if values else math.nan
+    def _num_choices(self) -> float:
+        """Number of choices, right or wrong, in the last episodes of all tasks."""
+        return sum(episode.metrics.get(name, 0.0) for episode in self._episodes() for name in CHOICES)
+
+    def _values_of(self, counter: str) -> list[float]:
+        """A counter in those of the last episodes of all tasks that have it."""
+        return [episode.metrics[counter] for episode in self._episodes() if counter in episode.metrics]
 
     def _episodes(self) -> list[Episode]:
         """The last episodes of all tasks."""

@@ -1,5 +1,6 @@
 """Stages of a run as they are written: an environment, and conditions, any of which ends it."""
 
+import math
 import re
 from typing import NamedTuple
 
@@ -48,6 +49,9 @@ def read_stage(text: str) -> Stage:
         raise ValueError(f"stages: expected {expected} 'rooms:small until correct 0.9 or frames 2M', got {text!r}")
     share = limits.get("correct", 1.0)
     frames = limits.get("frames", 1.0)
-    if not 0 < share <= 1 or frames <= 0:
-        raise ValueError(f"stages: expected a share of correct choices in (0, 1] and frames above 0, got {text!r}")
+    # A limit that is no finite number, such as 1e999, would never be reached, or at once.
+    are_finite = all(map(math.isfinite, limits.values()))
+    if not 0 < share <= 1 or frames <= 0 or not are_finite:
+        expected = "a share of correct choices in (0, 1] and frames above 0, all of them finite"
+        raise ValueError(f"stages: expected {expected}, got {text!r}")
     return Stage(env, limits)

@@ -58,8 +58,8 @@ class FFMLayer(nn.Module):
         slowest_rate = -math.log(FADED) / span
         fastest_rate = max(FASTEST_RATE, slowest_rate)
         if is_geometric:
-            log_rates = torch.linspace(math.log(fastest_rate), math.log(slowest_rate), traces)
-            log_periods = torch.linspace(math.log(min(SHORTEST_PERIOD, span)), math.log(span), contexts)
+            log_rates = _spread(math.log(fastest_rate), math.log(slowest_rate), traces)
+            log_periods = _spread(math.log(min(SHORTEST_PERIOD, span)), math.log(span), contexts)
             periods = torch.exp(log_periods)
         else:
             log_rates = torch.log(torch.linspace(fastest_rate, slowest_rate, traces))
@@ -133,6 +133,13 @@ class FFMLayer(nn.Module):
         """The y [B, T, D], given the parts of S."""
         remembered = F.layer_norm(self.read(both_parts), (self.size,))
         return passing + gate * (remembered - passing)
+
+
+def _spread(first: float, last: float, count: int) -> Tensor:
+    """Numbers from the first to the last at equal distances, [count]; a single one is the last."""
+    if count == 1:
+        return torch.tensor([float(last)])
+    return torch.linspace(first, last, count)
 
 
 class FFM(Recurrent[FFMState]):

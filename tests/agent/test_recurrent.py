@@ -182,6 +182,14 @@ def test_ffm_begins_with_as_many_short_as_long_traces_and_turns() -> None:
     assert (2 * math.pi / short.angle).tolist() == pytest.approx([2, 2], rel=1e-5)
 
 
+def test_the_only_trace_and_turn_of_ffm_are_the_slowest() -> None:
+    """Or it would forget within seven steps, whatever its span is."""
+    layer = FFM(FFMConfig(SIZE, 1, 6, 1, 1, span=1024)).recurrences[0]
+    left_after_span = torch.exp(-1024 * torch.exp(layer.log_rate))
+    torch.testing.assert_close(left_after_span, torch.tensor([0.01]), rtol=1e-3, atol=0)
+    torch.testing.assert_close(layer.angle, torch.tensor([2 * math.pi / 1024]))
+
+
 def test_ffm_may_begin_as_in_the_authors_code() -> None:
     layer = FFM(FFMConfig(SIZE, 1, 6, 5, 3, span=101, spacing="even")).recurrences[0]
     gamma = torch.complex(*layer._decay()).detach()

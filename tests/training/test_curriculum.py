@@ -58,7 +58,7 @@ def test_other_texts_are_no_stages(text: str) -> None:
         RunConfig(stages=(text,))
 
 
-@pytest.mark.parametrize("limit", ["correct 90", "correct 0", "frames 0"])
+@pytest.mark.parametrize("limit", ["correct 90", "correct 0", "frames 0", "frames 1e999", "return -1e999"])
 def test_impossible_limits(limit: str) -> None:
     expected = r"a share of correct choices in \(0, 1\] and frames above 0"
     with pytest.raises(ValueError, match=f"^stages: expected {expected}"):
@@ -259,6 +259,30 @@ def test_a_counter_of_the_environment_ends_a_stage() -> None:
     found.remember(episodes(70, wrong=0))
     assert not found.ended(0), "130 of 200 episodes have 3"
     assert found.ended(100), "400 frames"
+
+
+def test_a_few_choices_end_no_stage() -> None:
+    """The only choice of 200 episodes may be luck."""
+    found = Curriculum(dataclasses.replace(CONFIG, stages=("rooms:small until correct 0.9",)))
+    found.remember(episodes(199))
+    found.remember(episodes(1, right=1))
+    assert found.correct() == 1
+    assert not found.ended(0)
+    found.remember(episodes(98, right=1))
+    assert not found.ended(0), "99 choices"
+    found.remember(episodes(1, right=1))
+    assert found.ended(0)
+
+
+def test_a_counter_that_few_episodes_have_ends_no_stage() -> None:
+    """Where a time limit cuts an episode its counters may be missing."""
+    found = Curriculum(dataclasses.replace(CONFIG, stages=("rooms:small until wrong_choices 2",)))
+    without = dataclasses.replace(episodes(1)[0], metrics={})
+    found.remember([without] * 200)
+    found.remember(episodes(99, wrong=2))
+    assert not found.ended(0)
+    found.remember(episodes(1, wrong=2))
+    assert found.ended(0)
 
 
 def test_what_is_not_counted_ends_no_stage() -> None:
