@@ -46,6 +46,10 @@ class _Stream:
         with self._going_on():
             self._stream.flush()
 
+    def close(self) -> None:
+        """Leaves it open: an environment that closes standard output does not know who else writes there."""
+        self.flush()
+
     def drop(self) -> None:
         """Drops what cannot be written, of which Python would complain once more at its end."""
         try:

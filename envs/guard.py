@@ -8,7 +8,7 @@ import threading
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -59,6 +59,34 @@ def limit_calls(seconds: float) -> None:
     _limit = seconds
 
 
+class _Switches(NamedTuple):
+    """What holds for the whole process, and environments' code is known to change.
+
+    Modules that run networks of their own turn gradients off, or choose float64; noisy ones silence what is printed.
+    """
+
+    output: Any
+    errors: Any
+    gradients: bool | None
+    dtype: Any
+
+    @classmethod
+    def now(cls) -> "_Switches":
+        """As they are; those of torch are None where it was not imported."""
+        torch = sys.modules.get("torch")
+        if torch is None:
+            return cls(sys.stdout, sys.stderr, None, None)
+        return cls(sys.stdout, sys.stderr, torch.is_grad_enabled(), torch.get_default_dtype())
+
+    def restore(self) -> None:
+        """Sets them to what they were."""
+        sys.stdout, sys.stderr = self.output, self.errors
+        if self.dtype is not None:
+            torch = sys.modules["torch"]
+            torch.set_grad_enabled(self.gradients)
+            torch.set_default_dtype(self.dtype)
+
+
 class calling:
     """Context of one call into environments: raises an `EnvironmentFailed` for its errors.
 
@@ -67,6 +95,8 @@ class calling:
     Ctrl-C passes, and while environments are made so do errors that are about the user's options, as ValueErrors and
     ImportErrors. Only calls in the main thread are limited in time, by a signal (SIGALRM): it ends waits, too, but not
     code that does not return to Python. On Ray the pool replaces an actor that such code stops.
+
+    What the call switches for the whole process, such as torch's default dtype, is as before after it.
 
     Args:
         task: the environment's spec.
@@ -79,6 +109,7 @@ class calling:
         self.when = when
         self.actions = actions
         self.rings = 0
+        self.switches: _Switches | None = None
 
     def __str__(self) -> str:
         if self.actions is None:
@@ -87,6 +118,7 @@ class calling:
 
     def __enter__(self) -> None:
         global _call
+        self.switches = _Switches.now()
         if threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGALRM, _ring)  # at every call: other code may have set a handler of its own
             _call = self
@@ -97,6 +129,8 @@ class calling:
         if _call is self:
             _wind(0)
             _call = None
+        if self.switches and _Switches.now() != self.switches:
+            self.switches.restore()
         if error is None or isinstance(error, (KeyboardInterrupt, GeneratorExit, EnvironmentFailed)):
             return
         if isinstance(error, Interrupted):

@@ -26,7 +26,7 @@ from envs import require_consent
 from reports import statistics
 from reports.statistics import interquartile_mean, mean_curve, probability_of_improvement
 from sequences.kinds import CONFIGS
-from storage.errors import UserError
+from storage.errors import UserError, describe
 from storage.files import is_finite, read_json, require_schema
 from storage.metrics import sample_metrics
 from storage.run import RUN_COMMANDS, Run
@@ -246,7 +246,7 @@ def read_run(path: Path, allow: str | None = None, live: bool = False) -> Finish
         with suppress(FileNotFoundError):  # nothing was measured yet
             rows = sample_metrics(path, KIND[kind_name].measured)
     except (ValueError, OSError, ImportError) as error:
-        raise UserError(str(error)) from error
+        raise UserError(describe(error)) from error
 
     kind = KIND[kind_name]
     counter, total = config.goal
@@ -270,7 +270,7 @@ def read_run(path: Path, allow: str | None = None, live: bool = False) -> Finish
         summary = _read_evaluation(run, kind)
     except (OSError, ValueError) as error:
         expected = f"expected the evaluation of a finished run in {run.evaluation_file().name}"
-        raise UserError(f"{path}: {expected}, got: {error}; {again}") from error
+        raise UserError(f"{path}: {expected}, got: {describe(error)}; {again}") from error
     return FinishedRun(path, config, data, rows, summary, digest=digest)
 
 

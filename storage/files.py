@@ -347,12 +347,16 @@ def abbreviate(value: object) -> str:
 
 
 def printable(text: str, layout: str = "") -> str:
-    """A text with escapes such as "\\x1b" for control characters, which a terminal obeys; those of `layout` stay."""
+    """A text with escapes such as "\\x1b" for control characters, which a terminal obeys; those of `layout` stay.
+
+    So do letters of scripts that are written from the right, but not what makes others run backwards: a command of a
+    foreign run would look like another one.
+    """
 
     def escaped(match: re.Match[str]) -> str:
         return match[0] if match[0] in layout else match[0].encode("unicode_escape").decode()
 
-    return re.sub(r"[\x00-\x1f\x7f-\x9f]", escaped, text)
+    return re.sub(r"[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]", escaped, text)
 
 
 def is_url(run: Path | str) -> bool:

@@ -20,6 +20,7 @@ from sequences.learner import Total, evaluate_by
 from sequences.modality import Counting, Modality, in_tensorboard, quiet, resized
 from sequences.sampling import one_thread, sample
 from sequences.streams import Batch, one_pass
+from storage.errors import describe
 from storage.files import cache_folder, replacing
 
 CHANNELS = ("red", "green", "blue")
@@ -88,7 +89,7 @@ class Images(Modality):
                 with one_thread():
                     found["drawn"] = str(self.draw(model, options, run / "samples", run, step, count))
             except (ValueError, OSError) as error:  # the measures count more than the samples
-                found["drawn"] = f"none: {error}"
+                found["drawn"] = f"none: {describe(error)}"
         return found
 
     def held_out(self, split: str, images: int | None) -> Split:

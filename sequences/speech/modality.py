@@ -20,6 +20,7 @@ from sequences.speech.config import SpeechConfig, SpeechCoreConfig, SpeechEvalua
 from sequences.speech.corpus import Split
 from sequences.speech.spectrogram import write_spectrograms
 from sequences.streams import Batch, one_pass
+from storage.errors import describe
 from storage.files import cache_folder
 
 
@@ -76,7 +77,7 @@ class Speech(Modality):
                 with one_thread():
                     found["drawn"] = str(self.draw(model, options, run / "samples", run, step, count))
             except (ValueError, OSError) as error:  # the measures count more than the samples
-                found["drawn"] = f"none: {error}"
+                found["drawn"] = f"none: {describe(error)}"
         return found
 
     def tables(self, part: dict[str, Any]) -> Iterator[Table]:

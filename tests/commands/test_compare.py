@@ -5,6 +5,7 @@ import html
 import importlib.util
 import io
 import json
+import os
 import re
 import shutil
 from collections.abc import Callable, Iterable
@@ -85,6 +86,18 @@ def make_runs_in(make_run: MakeRun, scores: Iterable[tuple[str, str, float]]) ->
     for index, (core, env, final) in enumerate(scores):
         runs.append(make_run(f"{index}", core, 0, [50.0], final, env=env))
     return runs
+
+
+def test_a_file_that_cannot_be_read_comes_before_its_problem(make_run: MakeRun, cli: Commands) -> None:
+    """As in the lines of other commands."""
+    run = make_run("run", "lstm", 0, [0.5], 0.5)
+    (run / "evaluation.json").unlink()
+    missing = f"got: {run}/evaluation.json: No such file or directory; resume with: "
+    cli.refuse("compare", "--from", run, words=missing)
+    (run / "metrics.jsonl").unlink()
+    os.mkfifo(run / "metrics.jsonl")
+    pipe = f"compressive: {run}/metrics.jsonl: expected a regular file, got a FIFO\n"
+    assert cli.refuse("compare", "--from", run) == pipe
 
 
 def test_the_report_of_finished_runs_has_their_numbers(make_run: MakeRun, tmp_path: Path, cli: Commands) -> None:

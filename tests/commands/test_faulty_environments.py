@@ -139,6 +139,14 @@ def test_a_careless_environment_is_filmed_and_its_counter_is_no_result(
     assert re.search(r"\ncounter/return +7\.00  all equal\n", output)
 
 
+def test_what_an_environment_switches_for_all_is_as_before_after_it(tmp_path: Path, cli: Commands) -> None:
+    """Gradients, torch's default dtype, and standard output, which it closes, too."""
+    folder = tmp_path / "run"
+    words = ["launch", "--local", "--run", folder, "--env", "gym:tests.envs.odd:Switching", *SMALL, "--frames=48"]
+    assert re.search(r"\nreturn +4\.00  all equal\n", cli.run(*words))
+    assert last_metrics(folder)["step"] >= 48
+
+
 def test_a_wrong_value_is_noticed_before_training(tmp_path: Path, cli: Commands) -> None:
     for fields in ("wrong=nan", "arity=4", "space_changes=True"):
         env = f"gym:tests.envs.odd:Odd-v0,{fields}"

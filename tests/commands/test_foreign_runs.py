@@ -126,10 +126,10 @@ def test_a_sweep_that_is_evaluated_elsewhere(copied: Callable[..., Path], tmp_pa
 def test_a_terminal_does_not_obey_the_text_of_a_foreign_run(
     copied: Callable[..., Path], tmp_path: Path, cli: Commands, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Names of folders and values of the configuration, in any line and table."""
+    """Names of folders and values of the configuration, in any line and table. Nothing is written backwards."""
     monkeypatch.setattr("reports.comparison_page._write_figures", lambda *_: None)  # which take a second
-    text = "\x1b]0;title\x07\x9b2J\x7f\r\nnext"
-    shown = r"\x1b]0;title\x07\x9b2J\x7f\r\nnext"
+    text = "\x1b]0;title\x07\x9b2J\x7f\r\nnext\u202e\u2066"
+    shown = r"\x1b]0;title\x07\x9b2J\x7f\r\nnext\u202e\u2066"
     url = f"file:///tmp/{text}';touch executed;'"
     run = copied(f"sweep/a{text}", checkpoint_url=url, from_run=text)
     copied("sweep/b")
@@ -142,7 +142,7 @@ def test_a_terminal_does_not_obey_the_text_of_a_foreign_run(
     told.append(cli.run("compare", "--from", run, tmp_path / "sweep/b", "--folder", tmp_path / "new"))
     assert shown in told[-1]
     for each in told:
-        assert not re.search(r"[\x00-\x09\x0b-\x1f\x7f-\x9f]", each)
+        assert not re.search(r"[\x00-\x09\x0b-\x1f\x7f-\x9f\u202e\u2066]", each)
 
 
 @pytest.mark.parametrize("option", ["--eval-env", "--eval_env"])

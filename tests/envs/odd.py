@@ -2,11 +2,13 @@
 
 import itertools
 import os
+import sys
 from typing import Any
 
 import dm_env
 import gymnasium
 import numpy as np
+import torch
 from dm_env import specs
 from gymnasium import spaces
 
@@ -122,6 +124,29 @@ class Careless(Odd):
 
     def render(self) -> Any:
         return np.zeros((1, 1, 3), np.uint8)
+
+
+class Switching(Odd):
+    """It turns off gradients and what is printed, and makes float64 torch's default, in every call."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._switch()
+
+    def _switch(self) -> None:
+        torch.set_grad_enabled(False)
+        torch.set_default_dtype(torch.float64)
+        if sys.stdout:  # else another one has been here in the same call
+            sys.stdout.close()
+        sys.stdout = sys.stderr = None
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        self._switch()
+        return super().reset(seed=seed)
+
+    def step(self, action: int) -> Any:
+        self._switch()
+        return super().step(action)
 
 
 class OldOdd(Odd):
