@@ -8,7 +8,6 @@ from typing import Any
 import dm_env
 import gymnasium
 import numpy as np
-import torch
 from dm_env import specs
 from gymnasium import spaces
 
@@ -134,6 +133,8 @@ class Switching(Odd):
         self._switch()
 
     def _switch(self) -> None:
+        import torch  # here, because processes of the other environments need not wait for it
+
         torch.set_grad_enabled(False)
         torch.set_default_dtype(torch.float64)
         if sys.stdout:  # else another one has been here in the same call
