@@ -32,7 +32,7 @@ from collections.abc import Callable, Generator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from actors import ActorsConfig
 from agent.core.fields import Precision
@@ -58,7 +58,7 @@ class Options:
     ppo_trxl_python: Path | None = None
     """Interpreter of the virtual environment that has what this file imports."""
     env: str = "rooms:full"
-    torso: str = "shallow"
+    torso: Literal["shallow", "deep"] = "shallow"
     """Image encoder: IMPALA's shallow one, so that the system dominates, or deep, which takes most of the CPU time."""
     precision: Precision = "auto"
     """Precision of our system; the others compute in float32."""
