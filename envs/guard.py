@@ -109,7 +109,7 @@ class calling:
         self.when = when
         self.actions = actions
         self.rings = 0
-        self.switches: _Switches | None = None
+        self.switches = _Switches.now()
 
     def __str__(self) -> str:
         if self.actions is None:
@@ -118,7 +118,6 @@ class calling:
 
     def __enter__(self) -> None:
         global _call
-        self.switches = _Switches.now()
         if threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGALRM, _ring)  # at every call: other code may have set a handler of its own
             _call = self
@@ -129,7 +128,7 @@ class calling:
         if _call is self:
             _wind(0)
             _call = None
-        if self.switches and _Switches.now() != self.switches:
+        if _Switches.now() != self.switches:
             self.switches.restore()
         if error is None or isinstance(error, (KeyboardInterrupt, GeneratorExit, EnvironmentFailed)):
             return
