@@ -184,5 +184,6 @@ def test_the_evaluation_after_training_has_a_limit_too(tmp_path: Path, cli: Comm
     launch = ["launch", "--local", "--run", folder, "--env", f"{FAULTY},length=41", *SMALL, "--frames=64"]
     first, last = cli.fail(*launch, "--actors.max-episode-steps=40").splitlines()
     assert "expected episodes of at most 40 steps (max-episode-steps), got one that has not ended" in first
+    assert first.endswith(f"if it has no time limit, give it one: {FAULTY},length=41,max_episode_steps=1000")
     assert last.startswith(f"resume from {folder}/checkpoints/{saved_steps(folder)[-1]:012d} with: ")
     cli.run("evaluate", folder, "--episodes=1", "--max-episode-steps=50", "--allow", FAULTY)
