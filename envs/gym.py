@@ -24,6 +24,7 @@ from gymnasium.wrappers import TransformObservation
 from numpy.typing import NDArray
 
 from envs.actions import adapt_actions
+from envs.gymnasium_names import with_known_names
 from envs.observations import adapt_observations
 from envs.outputs import checked, line
 
@@ -70,7 +71,7 @@ def make_env(name: str, /, **fields: Any) -> Env:
     identity = spec_of_object(name) or register(name)
     of_images = _pop_ours(identity, fields, ("shrink",))
     of_view = _pop_ours(identity, fields, ("view", "tile"))
-    env = _make_checked(name, identity, fields)
+    env = with_known_names(_make_checked(name, identity, fields))
     if _is_of_minigrid(env):
         env = _minigrid(env, **of_view)
     elif of_view:
