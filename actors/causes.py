@@ -38,7 +38,14 @@ class Effects(NamedTuple):
     stretch_effect: float
 
 
-def effects(agent: Agent, state: State, core_input: Tensor, action: Tensor, steps: tuple[np.ndarray, ...]) -> Effects:
+def effects(
+    agent: Agent,
+    state: State,
+    core_input: Tensor,
+    action: Tensor,
+    steps: tuple[np.ndarray, ...],
+    possible: Tensor | None = None,
+) -> Effects:
     """The effects of what the first row of a batch remembered on the action that it took.
 
     Args:
@@ -47,6 +54,7 @@ def effects(agent: Agent, state: State, core_input: Tensor, action: Tensor, step
         core_input: [D] of the first row at the step.
         action: [] or [K], as it was drawn.
         steps: of each layer [S, 2], the first and the last step of the episode in each slot; -1 if there is none.
+        possible: [A] bool, the actions that were possible at the step; None if all were.
     """
     core = agent.core
     assert isinstance(core, Transformer)
@@ -62,7 +70,7 @@ def effects(agent: Agent, state: State, core_input: Tensor, action: Tensor, step
     hidden = []
     for layer, held in zip(core.layers, steps):
         hidden.append(_hidden_slots(held, ranges, layer.sizes.by_kind))
-    parameters = _policy(agent, state, core_input, hidden)
+    parameters = _policy(agent, state, core_input, hidden, possible)
     odds = _log_odds(agent, parameters, action)
     odds_with_all = odds[-1]
     falls = (odds_with_all - odds[:-1]).numpy()
@@ -130,7 +138,7 @@ def _stretches(units: np.ndarray) -> np.ndarray:
     return np.array(found, int).reshape(-1, 2)
 
 
-def _policy(agent: Agent, state: Any, core_input: Tensor, hidden: list[Tensor]) -> Tensor:
+def _policy(agent: Agent, state: Any, core_input: Tensor, hidden: list[Tensor], possible: Tensor | None) -> Tensor:
     """Parameters of the policy [rows, P], each row without its hidden slots."""
     core = agent.core
     device = agent.policy.weight.device
@@ -144,9 +152,11 @@ def _policy(agent: Agent, state: Any, core_input: Tensor, hidden: list[Tensor]) 
     inputs = core_input.to(device).expand(rows, 1, -1)
     reset = torch.zeros(rows, 1, dtype=torch.bool, device=device)
     masks = [mask.to(device) for mask in hidden]
+    if possible is not None:
+        possible = possible.to(device)
     with torch.no_grad():
         features = agent.remember(inputs, reset, several, hidden=masks).features
-        parameters = agent.act_on(features, inputs)
+        parameters = agent.act_on(features, inputs, possible)
     return parameters[:, 0].cpu()
 
 

@@ -24,15 +24,19 @@ class Interface(NamedTuple):
     actions: see `agent.policies`.
     action_repeat: frames of an agent's step.
     vocabulary: number of word ids of instructions; 0 if there are none.
+    mask_at: where in the vector a mask of the actions begins, see `envs.masks`; None if there is none.
     """
 
     observation_shape: Any
     actions: ActionSpace
     action_repeat: int
     vocabulary: int = 0
+    mask_at: int | None = None
 
     def __str__(self) -> str:
         seen = f"observations {describe_shape(self.observation_shape)}"
+        if self.mask_at is not None:
+            seen += f" with a mask of actions at {self.mask_at}"
         if self.vocabulary:
             seen += f", instructions of ids below {self.vocabulary}"
         return f"{seen}, {describe_actions(self.actions)} and {self.action_repeat} frames a step"
@@ -54,7 +58,8 @@ def read_interface(envs: VectorEnv) -> Interface:
     words = _instruction(envs.single_observation_space)
     if words is not None:
         vocabulary = int(words.high.max()) + 1
-    return Interface(shape, actions, int(envs.metadata.get("action_repeat", 1)), vocabulary)
+    action_repeat = int(envs.metadata.get("action_repeat", 1))
+    return Interface(shape, actions, action_repeat, vocabulary, envs.metadata.get("action_mask_at"))
 
 
 def action_space(envs: VectorEnv) -> ActionSpace:

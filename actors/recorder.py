@@ -204,7 +204,7 @@ class _Recorder:
             instruction=instruction,
             rendering=rendering,
             views_between=views_between,
-            effects=self._effects(before, core_input, action[0], attention.slots),
+            effects=self._effects(given, before, core_input, action[0], attention.slots),
             input=core_input.numpy(),
             compressed=_compressed(core, before, attention.slots),
             reconstruction=self._reconstruction(output),
@@ -216,7 +216,12 @@ class _Recorder:
         return None
 
     def _effects(
-        self, before: State, core_input: torch.Tensor, action: torch.Tensor, slots: tuple[np.ndarray, ...]
+        self,
+        given: EnvOutput,
+        before: State,
+        core_input: torch.Tensor,
+        action: torch.Tensor,
+        slots: tuple[np.ndarray, ...],
     ) -> Effects | None:
         """What memory caused of the first row's action; None if that was not asked for."""
         if not self.with_effects:
@@ -225,7 +230,9 @@ class _Recorder:
         if not self.steps:
             # The core forgets the episode before, which `effects` knows nothing of.
             before = state_to(agent.initial_state(1), self.actor.device)
-        return effects(agent, before, core_input, action, slots)
+        possible = agent.possible_actions(sensed_of(given.observation))
+        of_first_row = None if possible is None else possible[0]
+        return effects(agent, before, core_input, action, slots, of_first_row)
 
     def _counts(self) -> list[float]:
         """The counters of right and wrong choices in the episode so far; 0 if the environment has none."""

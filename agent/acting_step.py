@@ -142,7 +142,7 @@ class ActingStep(nn.Module):
         encoded = agent.encode(self._observation(observation), last_action[:, None], last_reward[:, None])
         remember = self._within_segment if self.segment_size else self._remember
         features, after = remember(encoded.inputs, reset[:, None], state)
-        parameters_by_step, value_by_step = agent.decide(features, encoded.inputs, encoded.standardized)
+        parameters_by_step, value_by_step = agent.decide(features, encoded)
         parameters = parameters_by_step[:, 0]
         value = value_by_step[:, 0]
 

@@ -25,7 +25,7 @@ from agent.encoders import (
     vectors_of,
 )
 from agent.moments import Standardization
-from agent.policies import ActionSpace, Policy, make_policy
+from agent.policies import ActionSpace, Policy, exclude, make_policy
 from agent.popart import PopArt
 from agent.prediction import FuturePrediction
 from agent.trajectory import Observation, Sensed, image_of, map_sensed
@@ -68,6 +68,7 @@ class MadeFor(NamedTuple):
     actions: ActionSpace
     vocabulary: int
     popart_tasks: int
+    mask_at: int | None = None
 
 
 class Encoded(NamedTuple):
@@ -78,12 +79,26 @@ class Encoded(NamedTuple):
     action: [B, T, A], the last action.
     standardized: the observation without its instruction, [B T, ...], or a tuple of several parts, as torsos get it:
         its vectors standardized, if the configuration asks for that.
+    possible: [B, T, actions] bool, see `Agent.possible_actions`.
     """
 
     inputs: Tensor
     torso_features: Tensor
     action: Tensor
     standardized: Sensed
+    possible: Tensor | None
+
+
+def _require_mask(made_for: MadeFor) -> None:
+    """Raises a ValueError if an environment's vector has no room for the mask of its actions."""
+    sizes = vector_sizes(made_for.observation_shape)
+    if not isinstance(made_for.actions, int):
+        raise ValueError(f"mask_at: expected actions of a Discrete space, got {made_for.actions}")
+    size = sizes[-1] if sizes else 0
+    most = size - made_for.actions
+    if made_for.mask_at is None or not 0 <= made_for.mask_at <= most:
+        expected = f"{made_for.actions} elements of the last vector, which has {size}"
+        raise ValueError(f"mask_at: expected the first of {expected}, got {made_for.mask_at}")
 
 
 class PolicyHead(nn.Linear):
@@ -116,6 +131,8 @@ class Agent(nn.Module):
         actions: number of actions of a Discrete space, or the parts of another; see `agent.policies`.
         vocabulary: number of word ids of instructions, 0 if the environment has none.
         popart_tasks: number of tasks whose values are normalized, 0 for a plain value head (see `agent.popart`).
+        mask_at: the first element, in the last vector of observations, of those that say for each action whether it is
+            possible; None if all are.
 
     Raises:
         ValueError: if the network does not fit the environment.
@@ -128,6 +145,7 @@ class Agent(nn.Module):
         actions: ActionSpace,
         vocabulary: int = 0,
         popart_tasks: int = 0,
+        mask_at: int | None = None,
     ) -> None:
         super().__init__()
         has_instructions = vocabulary > 0
@@ -137,8 +155,10 @@ class Agent(nn.Module):
         if config.pixel_zero == "auto":
             raise ValueError("pixel_zero: expected a number; training.factories.resolve_pixel_zero finds one for auto")
         self.config = config
-        self.made_for = MadeFor(observation_shape, actions, vocabulary, popart_tasks)
+        self.made_for = MadeFor(observation_shape, actions, vocabulary, popart_tasks, mask_at)
         self.distribution = make_policy(actions, config.action_bounds, config.action_scale)
+        if mask_at is not None:
+            _require_mask(self.made_for)
         self.action_shape = self.distribution.none(1).shape[1:]  # of a row
         model_size = config.core.model_size
 
@@ -259,7 +279,7 @@ class Agent(nn.Module):
         with self._full_precision():
             if torch.is_grad_enabled():
                 losses = losses | self._auxiliary_losses(encoded, features, reset)
-            policy_parameters, value = self.decide(features, inputs, encoded.standardized)
+            policy_parameters, value = self.decide(features, encoded)
         return AgentOutput(policy_parameters, value, state, losses, attention, inputs)
 
     def _auxiliary_losses(self, encoded: Encoded, features: Tensor, reset: Tensor) -> dict[str, Mean]:
@@ -278,6 +298,7 @@ class Agent(nn.Module):
         """The inputs of the core, and what they are made of; arguments as in `forward`."""
         sensed, words = self._parts(observation)
         leading = image_of(observation).shape[:2]
+        possible = self.possible_actions(sensed)
 
         # What is read. First, because it waits for the GPU, which has no work yet.
         language: list[Tensor] = []
@@ -300,7 +321,18 @@ class Agent(nn.Module):
         # All that is known at each step.
         known = torch.cat([torso_features, action, reward, *language], dim=-1)
         inputs = self.joint(known).to(self.value.weight.dtype)
-        return Encoded(inputs, torso_features, action, standardized)
+        return Encoded(inputs, torso_features, action, standardized, possible)
+
+    def possible_actions(self, sensed: Sensed) -> Tensor | None:
+        """[..., actions] bool: which actions are possible where an observation without instruction has a mask.
+
+        All of them where the mask excludes all. None if the environment has no mask.
+        """
+        if self.made_for.mask_at is None:
+            return None
+        vector = vectors_of(sensed)[-1]
+        mask = vector.narrow(-1, self.made_for.mask_at, self.distribution.num_parameters) > 0.5
+        return mask | ~mask.any(dim=-1, keepdim=True)
 
     def remember(
         self, inputs: Tensor, reset: Tensor, state: State, return_attention: bool = False, **options: Any
@@ -310,22 +342,22 @@ class Agent(nn.Module):
             output = self.core(inputs, reset, state, return_attention, **options)
         return output._replace(features=output.features.to(inputs.dtype))
 
-    def decide(self, features: Tensor, inputs: Tensor, standardized: Sensed) -> tuple[Tensor, Tensor]:
-        """The policy's parameters and the value, from the core's features and inputs [B, T, D]; see `Encoded`."""
-        joined = self._joined(features, inputs)
+    def decide(self, features: Tensor, encoded: Encoded) -> tuple[Tensor, Tensor]:
+        """The policy's parameters and the value, from the core's features [B, T, D] and what they were made of."""
+        joined = self._joined(features, encoded.inputs)
         value_features = joined
         if self.value_vision is not None:
-            own_features = self.value_vision(vectors_of(standardized)).unflatten(0, features.shape[:2])
+            own_features = self.value_vision(vectors_of(encoded.standardized)).unflatten(0, features.shape[:2])
             value_features = torch.cat([joined, own_features], dim=-1)
         value = self.value(value_features)
         if self.value.out_features == 1:
             value = value.squeeze(-1)
-        return self.policy(joined), value
+        return exclude(self.policy(joined), encoded.possible), value
 
-    def act_on(self, features: Tensor, inputs: Tensor) -> Tensor:
+    def act_on(self, features: Tensor, inputs: Tensor, possible: Tensor | None) -> Tensor:
         """The policy's parameters alone, as `forward` computes them."""
         with self._full_precision():
-            return self.policy(self._joined(features, inputs))
+            return exclude(self.policy(self._joined(features, inputs)), possible)
 
     def picture(self, inputs: Tensor) -> Tensor:
         """The images that the agent predicts from inputs [N, D] of its core; see `Reconstruction.picture`."""

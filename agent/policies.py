@@ -44,6 +44,8 @@ FARTHEST_NODE = 6.5
 distances the error falls exponentially with the number of nodes; it is below 1e-6 up to a standard deviation of 4."""
 SMALL_TABLE = 256
 """Tables of logits up to this size are not divided, however much of them is padding."""
+IMPOSSIBLE = -1e9
+"""The logit of an impossible action: its probability is exactly 0, while nothing becomes infinite."""
 NONE = -1
 """Stands for the last choice at the start of an episode."""
 
@@ -184,9 +186,11 @@ class Categorical(Policy):
         return -(log_probs.exp() * log_probs).sum(dim=-1)
 
     def evenness(self, parameters: Tensor) -> Tensor:
-        # The expectation of log pi - log uniform under the uniform policy.
-        log_probs = torch.log_softmax(parameters, dim=-1)
-        return log_probs.mean(dim=-1) + math.log(self.num_parameters)
+        # The expectation of log pi - log uniform under the uniform policy, of the possible actions.
+        is_possible = parameters > IMPOSSIBLE / 2
+        count = is_possible.sum(dim=-1)
+        log_probs = torch.log_softmax(parameters, dim=-1).masked_fill(~is_possible, 0.0)
+        return log_probs.sum(dim=-1) / count + count.log()
 
     def effect(self, action: Tensor) -> Tensor:
         return action
@@ -612,6 +616,13 @@ def make_policy(space: ActionSpace, bounds: Bounds = "squash", scale: Scale = "i
         if count < 1:
             raise ValueError(f"actions: expected at least one in every part, got {part}")
     return Joint(space, bounds, scale)
+
+
+def exclude(logits: Tensor, possible: Tensor | None) -> Tensor:
+    """Logits [..., A] with which only the possible actions, [..., A] bool, have a probability; None if all are."""
+    if possible is None:
+        return logits
+    return logits.masked_fill(~possible, IMPOSSIBLE)
 
 
 def _gumbel_max(logits: Tensor, uniform: Tensor) -> Tensor:

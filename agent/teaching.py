@@ -49,6 +49,7 @@ class TaughtAgent(Agent):
         actions: ActionSpace,
         vocabulary: int = 0,
         popart_tasks: int = 0,
+        mask_at: int | None = None,
     ) -> None:
         views = part_shapes(observation_shape)
         if len(views) != 2 or views[0] != views[1] or len(views[0]) != 3:
@@ -56,6 +57,8 @@ class TaughtAgent(Agent):
             raise ValueError(f"teacher_cost: expected {expected}, got observations {observation_shape}")
         if vocabulary:
             raise ValueError("teacher_cost: expected an environment without instructions, got one with them")
+        if mask_at is not None:
+            raise ValueError("teacher_cost: expected an environment without a mask of actions, got one with it")
         view, _ = views
         super().__init__(config, view, actions, vocabulary, popart_tasks)
         if not isinstance(self.distribution, Categorical):

@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 
 from envs.actions import adapt_actions
 from envs.gymnasium_names import with_known_names
+from envs.masks import MASK, PossibleActions, has_mask, with_mask_of_infos
 from envs.observations import adapt_observations
 from envs.outputs import checked, line
 
@@ -60,7 +61,8 @@ def make_env(name: str, /, **fields: Any) -> Env:
             or "module:Class" of an environment that is not registered, or "module:function" that makes one.
         fields: arguments of the environment and of `gymnasium.make`, such as max_episode_steps. Of MiniGrid also
             `view`, "symbols" or "pixels", and `tile`, height and width of a cell in pixels; see `_minigrid`. `shrink`
-            as of `adapt`, unless the environment has such a parameter itself.
+            as of `adapt`, and `action_mask`, whether there is a mask among the infos (see `envs.masks`), unless the
+            environment has such a parameter itself.
 
     Raises:
         ValueError: if there is no such id or field, or the spaces are not supported.
@@ -71,12 +73,13 @@ def make_env(name: str, /, **fields: Any) -> Env:
     identity = spec_of_object(name) or register(name)
     of_images = _pop_ours(identity, fields, ("shrink",))
     of_view = _pop_ours(identity, fields, ("view", "tile"))
+    of_infos = _pop_ours(identity, fields, (MASK,))
     env = with_known_names(_make_checked(name, identity, fields))
     if _is_of_minigrid(env):
         env = _minigrid(env, **of_view)
     elif of_view:
         raise ValueError(f"{' and '.join(of_view)}: expected an environment of MiniGrid, or one with such a parameter")
-    return adapt(env, **of_images)
+    return adapt(with_mask_of_infos(env, **of_infos), **of_images)
 
 
 def _make_checked(name: str, identity: str | EnvSpec, fields: dict[str, Any]) -> Env:
@@ -278,16 +281,20 @@ def adapt(env: Env, shrink: int = 1) -> Env:
     """The environment with observations and actions of the few forms that agents know.
 
     Observations are images, vectors, several of these, or one of all that beside words; see `envs.observations`.
-    Actions are a number or a vector; see `envs.actions`.
+    Actions are a number or a vector; see `envs.actions`. `metadata["action_mask_at"]` is where in the vector the mask
+    of an environment begins that has one; see `envs.masks`.
 
     Args:
         env: returns what its spaces say; see `envs.outputs.checked`.
         shrink: images are made smaller by so many times a side; see `shown_as`.
 
     Raises:
-        ValueError: for spaces that have no such form; see `shown_as` and `action_vector`.
+        ValueError: for spaces that have no such form; see `shown_as`, `action_vector` and `PossibleActions`.
     """
-    return adapt_observations(adapt_actions(env), shrink)
+    adapted = adapt_actions(env)
+    if has_mask(env.observation_space):
+        adapted = PossibleActions(adapted)
+    return adapt_observations(adapted, shrink)
 
 
 def _minigrid(env: Env, view: str = "symbols", tile: int = 8) -> Env:

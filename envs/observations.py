@@ -20,6 +20,7 @@ from gymnasium import spaces
 from gymnasium.wrappers import TransformObservation
 from numpy.typing import NDArray
 
+from envs.masks import MASK
 from envs.outputs import MOST_NUMBERS, NUMERIC, Place, at, expression, label, leaves, line
 from envs.vectors import batch_flattener, flattener
 from envs.words import PAIR_VOCABULARY, beginning, hash_pairs, split_words
@@ -45,6 +46,7 @@ class ObservationForm(NamedTuple):
     convert: from observations to what is shown; None if they are shown as they are.
     names: of the parts, if there are several images, or images and numbers.
     elements: names of the elements of the vector, if a nest has the numbers, and they are not too many.
+    mask_at: the first element of the vector that is one of the mask of `envs.masks`; None if there is no mask.
     read: from the observation of one environment to its text, for people: all of its texts, up to the last word that
         agents get. None if there is no text.
     """
@@ -53,6 +55,7 @@ class ObservationForm(NamedTuple):
     convert: Convert | None
     names: tuple[str, ...] = ()
     elements: tuple[str, ...] = ()
+    mask_at: int | None = None
     read: Callable[[Any], str] | None = None
 
 
@@ -79,7 +82,7 @@ def adapt_observations(env: Env, shrink: int = 1) -> Env:
     """The environment with observations as `shown_as` says.
 
     `metadata["observation_names"]` has the parts' names, and `metadata["element_names"]` those of a vector's elements,
-    if the environment does not name them itself.
+    if the environment does not name them itself; `metadata["action_mask_at"]` has `ObservationForm.mask_at`.
 
     Raises:
         ValueError: see `shown_as`; and for a `shrink` that is none, or without an image.
@@ -101,6 +104,8 @@ def adapt_observations(env: Env, shrink: int = 1) -> Env:
         adapted.metadata = {**adapted.metadata, "observation_names": shown.names}
     if shown.elements:
         adapted.metadata = {"element_names": shown.elements, **adapted.metadata}
+    if shown.mask_at is not None:
+        adapted.metadata = {**adapted.metadata, "action_mask_at": shown.mask_at}
     return adapted
 
 
@@ -141,7 +146,7 @@ def shown_as(space: spaces.Space[Any], rows: int | None = None, shrink: int = 1)
         nothing_else = not images and not texts
         vector = _vector(space, rows) if nothing_else else _joined_vector(numbers, rows)
         parts.append((NUMBERS_NAME, vector))
-    seen = _together(parts, rows)._replace(elements=_element_names(numbers))
+    seen = _together(parts, rows)._replace(elements=_element_names(numbers), mask_at=_mask_at(numbers))
     if not texts:
         return seen
     return _with_texts(seen, texts, rows)
@@ -175,7 +180,17 @@ def _with_texts(seen: ObservationForm, texts: dict[Place, spaces.Text], rows: in
         return {"image": convert(observation), "instruction": instruction}
 
     space = spaces.Dict(image=seen.space, instruction=words_space(length))
-    return ObservationForm(space, show, seen.names, seen.elements, read)
+    return ObservationForm(space, show, seen.names, seen.elements, seen.mask_at, read)
+
+
+def _mask_at(numbers: dict[Place, spaces.Space[Any]]) -> int | None:
+    """Where in the vector of the numbers of a nest the mask begins; None if there is none."""
+    first = 0
+    for place, space in numbers.items():
+        if place == (MASK,):
+            return first
+        first += spaces.flatdim(space)
+    return None
 
 
 def _element_names(numbers: dict[Place, spaces.Space[Any]]) -> tuple[str, ...]:

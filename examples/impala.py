@@ -230,7 +230,7 @@ def main() -> None:
     core = matched_cores(sizes, memory=16, compressed=16)[options.core]
     config = AgentConfig(torso="small", core=core, reconstruction_cost=1.0)
     seen = read_interface(envs)
-    agent = Agent(config, seen.observation_shape, seen.actions, seen.vocabulary)
+    agent = Agent(config, seen.observation_shape, seen.actions, seen.vocabulary, mask_at=seen.mask_at)
     optimizer = make_optimizer(agent, settings)
     actor = Actor(envs, copy.deepcopy(agent).eval(), options.seed)
     for number in range(1, options.updates + 1):

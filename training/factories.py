@@ -13,6 +13,7 @@ from actors import Actor, LocalPool, Pool
 from actors.config import ActorsConfig
 from actors.interface import Interface, read_interface
 from agent import Agent, AgentConfig
+from agent.actor_critic import MadeFor
 from agent.core import CustomCoreConfig, state_bytes
 from agent.encoders import part_shapes
 from agent.memory_check import build_network
@@ -96,12 +97,13 @@ def make_agent(config: RunConfig) -> Agent:
     has_teacher = config.learner.teacher_cost > 0
     if not has_teacher and untaught(config.env) != config.env:
         raise ValueError(f"env: expected own_view=False without a teacher (learner.teacher-cost), got {config.env}")
-    shape, actions, _, vocabulary = interface(names[0])  # the trainer compares all tasks, once
+    known = interface(names[0])  # the trainer compares all tasks, once
     popart_tasks = 0
     if config.learner.popart:
         popart_tasks = len(names)
     kind = TaughtAgent if has_teacher else Agent
-    build = functools.partial(kind, config.agent, shape, actions, vocabulary, popart_tasks)
+    made_for = MadeFor(known.observation_shape, known.actions, known.vocabulary, popart_tasks, known.mask_at)
+    build = functools.partial(kind, config.agent, *made_for)
     return build_network(build, config.agent, config.actors.envs_per_actor)
 
 

@@ -255,7 +255,7 @@ def test_an_actor_unrolls_it(spec: str) -> None:
     """Score and steps of episodes are those of their trajectory."""
     env = envs.make_vector(spec, 2)
     config = AgentConfig(torso="small", torso_size=8, core=GRUConfig(8), reconstruction_cost=1.0)
-    shape, actions, _, vocabulary = read_interface(env)
+    shape, actions, _, vocabulary, _ = read_interface(env)
     agent = Agent(config, shape, actions, vocabulary)
     unroll = Actor(env, agent, actor_id=0, seed=1).unroll(UNROLL)
     trajectory = unroll.trajectory

@@ -11,11 +11,13 @@ from gymnasium import spaces
 from actors import Actor
 from actors.interface import read_interface
 from agent import Agent, AgentConfig
+from agent.actor_critic import MadeFor
 from agent.core import MemorylessConfig
 from envs.gym import adapt
 from envs.processes import batch
 from learner.config import LearnerConfig
 from learner.learner import Learner
+from tests.envs.masked import Doors
 
 SPACES: dict[str, Any] = {
     "Discrete from 3": spaces.Discrete(2, start=3),
@@ -121,3 +123,25 @@ def test_tiny_tasks_are_learned(name: str, observation: str) -> None:
         mean_rewards.append(float(total / count))
     assert np.mean(mean_rewards[:5]) < 0.7
     assert np.mean(mean_rewards[-10:]) > 0.85
+
+
+def test_a_task_is_learned_whose_actions_are_not_always_possible() -> None:
+    """Its environment refuses impossible actions. Without a mask a uniform policy is right half of the time."""
+    envs = batch(lambda: adapt(Doors()), ROWS)
+    known = read_interface(envs)
+    torch.manual_seed(0)
+    config = AgentConfig(torso="small", torso_size=32, core=MemorylessConfig(32, 1, 32), standardize=True)
+    made_for = MadeFor(known.observation_shape, known.actions, 0, 0, known.mask_at)
+    learning = LearnerConfig(learning_rate=1e-2, discount=0.0, exploration="evenness", entropy_cost=1e-3, device="cpu")
+    learner = Learner(Agent(config, *made_for), learning, 10**6)
+    actor = Actor(envs, Agent(config, *made_for), 0, seed=0)
+    rewards: list[float] = []
+    for _ in range(40):
+        actor.set_weights(learner.weights(), learner.version)
+        trajectory = actor.unroll(STEPS).trajectory
+        metrics = learner.update(trajectory)
+        assert metrics["importance/mean_rho"] == pytest.approx(1, abs=1e-4), "on-policy"
+        took_effect = ~trajectory.reset[:, 1:]
+        rewards.append(float(trajectory.reward[:, 1:][took_effect].mean()))
+    assert 0.35 < rewards[0] < 0.65
+    assert np.mean(rewards[-5:]) > 0.9

@@ -1,0 +1,75 @@
+"""Environments with masks of actions, for tests. They raise an error for an impossible action."""
+
+from typing import Any, ClassVar
+
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+
+ACTIONS = 5
+
+
+class Doors(gymnasium.Env[Any, Any]):
+    """Two of five doors are open, and one of these two is right: the one that was right before is shut.
+
+    The mask is among the observations, before and behind other numbers; or, with `in_infos`, among the infos.
+    """
+
+    observation_space: spaces.Dict
+    action_space = spaces.Discrete(ACTIONS)
+    length = 8
+
+    def __init__(self, in_infos: bool = False) -> None:
+        self.in_infos = in_infos
+        parts: dict[str, spaces.Space[Any]] = {"above": spaces.Discrete(3), "right": spaces.Discrete(ACTIONS)}
+        if not in_infos:
+            parts["action_mask"] = spaces.MultiBinary(ACTIONS)
+        parts["zero"] = spaces.Box(-1, 1, (2,), np.float32)
+        self.observation_space = spaces.Dict(parts)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[dict[str, Any], dict[str, Any]]:
+        """See gymnasium."""
+        super().reset(seed=seed)
+        self.steps = 0
+        return self._observe()
+
+    def step(self, action: int) -> tuple[dict[str, Any], float, bool, bool, dict[str, Any]]:
+        """See gymnasium."""
+        if not self.mask[action]:
+            raise ValueError(f"door {action} is shut")
+        reward = float(action == self.right)
+        self.steps += 1
+        observation, infos = self._observe()
+        return observation, reward, self.steps == self.length, False, infos
+
+    def _observe(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        self.right, other = self.np_random.choice(ACTIONS, 2, replace=False).tolist()
+        self.mask = np.zeros(ACTIONS, np.int8)
+        if self.steps < self.length:  # at its end nothing is possible
+            self.mask[[self.right, other]] = 1
+        parts = {"above": 1, "right": self.right, "action_mask": self.mask, "zero": np.zeros(2, np.float32)}
+        observation = {name: parts[name] for name in self.observation_space}
+        return observation, {"action_mask": self.mask} if self.in_infos else {}
+
+
+class Plain(gymnasium.Env[Any, Any]):
+    """Without numbers but one; its infos have what it was made with as the mask."""
+
+    metadata: ClassVar[dict[str, Any]] = {}
+    observation_space = spaces.Box(-1, 1, (1,), np.float32)
+    action_space = spaces.Discrete(2)
+
+    def __init__(self, mask: Any = None) -> None:
+        self.infos = {} if mask is None else {"action_mask": mask}
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        """See gymnasium."""
+        super().reset(seed=seed)
+        return np.zeros(1, np.float32), self.infos
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        """See gymnasium."""
+        return np.zeros(1, np.float32), 0.0, False, False, self.infos
+
+
+gymnasium.register("masked/Doors-v0", Doors)

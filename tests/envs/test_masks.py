@@ -1,0 +1,136 @@
+"""Environments with masks of actions."""
+
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+from gymnasium import spaces
+
+import envs
+from actors.evaluation import ScriptedActor, play_episodes
+from actors.interface import read_interface
+from envs.guard import OutputError
+from envs.gym import adapt, make_env
+from envs.masks import MASK, MaskOfInfos, PossibleActions
+from tests.envs.masked import ACTIONS, Doors, Plain
+
+DOORS = "gym:tests.envs.masked:Doors"
+
+
+class Shown(gymnasium.Env[Any, Any]):
+    """Has spaces and no more."""
+
+    def __init__(self, mask: spaces.Space[Any], actions: spaces.Space[Any]) -> None:
+        self.observation_space = spaces.Dict({MASK: mask, "x": spaces.Box(0, 1, (2,), np.float32)})
+        self.action_space = actions
+
+
+@pytest.mark.parametrize("in_infos", [False, True])
+def test_where_the_mask_is(in_infos: bool) -> None:
+    name = f"{DOORS},in_infos=True,action_mask=True" if in_infos else DOORS
+    vector = envs.make_vector(name, 3)
+    known = read_interface(vector)
+    assert known.mask_at is not None
+    assert f"with a mask of actions at {known.mask_at}" in str(known)
+    observation, _ = vector.reset(seed=0)
+    for _ in range(30):
+        masks = observation[:, known.mask_at : known.mask_at + ACTIONS]
+        assert set(masks.sum(axis=1)) <= {0.0, 2.0}
+        right = observation[:, 3 : 3 + ACTIONS].argmax(axis=1)  # behind one of three
+        rows = np.flatnonzero(masks.any(axis=1))
+        assert masks[rows, right[rows]].all()
+        observation, *_ = vector.step(right)
+    vector.close()
+
+
+def test_in_place_of_impossible_actions_possible_ones_are_drawn() -> None:
+    env = PossibleActions(Doors())
+    counts = np.zeros(2, int)
+    for seed in range(150):
+        observation, _ = env.reset(seed=seed)
+        over = False
+        while not over:
+            right = int(observation["right"])
+            shut = int(np.flatnonzero(observation[MASK] == 0)[0])
+            observation, reward, over, _, _ = env.step(shut)
+            counts[int(reward)] += 1
+            assert right != shut
+    assert abs(counts[1] / counts.sum() - 0.5) < 5 * 0.5 / np.sqrt(counts.sum())
+
+
+def test_random_actions_are_uniform_among_the_possible() -> None:
+    vector = envs.make_vector(DOORS, 16)
+    episodes = play_episodes(ScriptedActor(vector, "random", seed=0), 320)
+    returns = [episode.score for episode in episodes]
+    deviation = np.sqrt(Doors.length / 4 / len(returns))
+    assert abs(np.mean(returns) - Doors.length / 2) < 5 * deviation
+
+
+def test_possible_actions_stay_and_seeds_repeat() -> None:
+    def play(action: int) -> list[float]:
+        env = PossibleActions(Doors())
+        env.reset(seed=3)
+        rewards = []
+        for _ in range(Doors.length):
+            rewards.append(env.step(action)[1])
+        return rewards
+
+    assert play(0) == play(0)
+    env = PossibleActions(Doors())
+    observation, _ = env.reset(seed=0)
+    for _ in range(Doors.length):
+        observation, reward, *_ = env.step(int(observation["right"]))
+        assert reward == 1.0
+
+
+@pytest.mark.parametrize(
+    ("mask", "actions", "words"),
+    [
+        (spaces.MultiBinary(4), spaces.Discrete(5), "expected MultiBinary(5), or a Box of 0 to 1"),
+        (spaces.Box(-1, 1, (5,)), spaces.Discrete(5), "one for each action, got Box(-1.0, 1.0, (5,), float32)"),
+        (spaces.Discrete(5), spaces.Discrete(5), "got Discrete(5)"),
+        (spaces.MultiBinary(5), spaces.MultiDiscrete([2, 3]), "expected Discrete actions, got ActionVector"),
+    ],
+)
+def test_a_mask_of_another_form(mask: spaces.Space[Any], actions: spaces.Space[Any], words: str) -> None:
+    with pytest.raises(ValueError, match="observation\\['action_mask'\\]: expected") as raised:
+        adapt(Shown(mask, actions))
+    assert words in str(raised.value)
+
+
+@pytest.mark.parametrize("mask", [spaces.MultiBinary(5), spaces.Box(0, 1, (5,)), spaces.Box(0, 1, (5,), np.int8)])
+def test_masks_of_numbers(mask: spaces.Space[Any]) -> None:
+    assert adapt(Shown(mask, spaces.Discrete(5))).metadata["action_mask_at"] == 0
+
+
+@pytest.mark.parametrize("mask", [None, [1], [1, 2], [1, np.nan], "yes", np.ones((2, 1))])
+def test_infos_without_a_mask(mask: Any) -> None:
+    env = MaskOfInfos(Plain(mask))
+    with pytest.raises(OutputError, match="reset: info\\['action_mask'\\]: expected 0 or 1 for each of 2 actions"):
+        env.reset()
+
+
+def test_the_field_asks_for_a_mask_that_can_be() -> None:
+    with pytest.raises(ValueError, match="action_mask: expected True or False, got 1"):
+        make_env("tests.envs.masked:Plain", action_mask=1)
+    with pytest.raises(ValueError, match="action_mask: expected observations without a mask"):
+        make_env("tests.envs.masked:Doors", action_mask=True)
+    with pytest.raises(ValueError, match="action_mask: expected an environment with Discrete actions"):
+        make_env("Pendulum-v1", action_mask=True)
+    assert "action_mask_at" not in make_env("tests.envs.masked:Plain", action_mask=False).metadata
+
+
+def test_taxi_has_one() -> None:
+    vector = envs.make_vector("gym:Taxi-v4,action_mask=True", 2)
+    known = read_interface(vector)
+    assert known.observation_shape == (506,)
+    observation, _ = vector.reset(seed=0)
+    assert known.mask_at is not None
+    columns = range(known.mask_at, known.mask_at + 6)
+    mask = observation[:, columns]
+    env = gymnasium.make("Taxi-v4")
+    state, infos = env.reset(seed=0)
+    np.testing.assert_array_equal(mask[0], infos["action_mask"])
+    assert np.delete(observation[0], columns).argmax() == state
+    vector.close()
