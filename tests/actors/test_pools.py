@@ -341,6 +341,21 @@ def test_an_actor_that_hangs_while_it_is_made_is_replaced(cluster: None, monkeyp
             assert time.monotonic() < deadline
 
 
+def test_an_actor_that_cannot_be_made_leaves_no_other_open() -> None:
+    made: list[Actor] = []
+
+    def make(actor_id: int, incarnation: int) -> Actor:
+        if actor_id == 2:
+            raise EnvironmentFailed("it cannot be made")
+        actor = make_counting_actor(ENVS, actor_id, incarnation)
+        made.append(actor)
+        return actor
+
+    with pytest.raises(EnvironmentFailed, match="it cannot be made"):
+        LocalPool(make, small(num_actors=3))
+    assert [actor.envs.closed for actor in made] == [True, True]
+
+
 def test_an_actor_that_fails_to_close_leaves_no_other_open(monkeypatch: pytest.MonkeyPatch) -> None:
     closed: list[int] = []
 
