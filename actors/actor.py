@@ -50,6 +50,8 @@ class Episode:
 
 STATISTICS = ("over", "scores", "lengths")
 """Arrays of a `Player` that are part of an actor's state."""
+MOST_REWARD = 1e18
+"""Greatest magnitude of a reward. Of larger ones float32, in which they are learned from, can no longer sum squares."""
 
 
 class Unroll(NamedTuple):
@@ -137,10 +139,7 @@ class Player:
         with guard.calling(self.name, "in step", action):
             observation, reward, terminated, truncated, infos = self.envs.step(action)
             self.infos = infos
-            largest = np.finfo(np.float32).max
-            is_finite = np.abs(reward) <= largest  # false for NaN, too
-            if not is_finite.all():
-                raise guard.OutputError(f"step: reward: expected finite numbers (float32), got {reward}")
+            require_rewards(reward)
             self.over = np.logical_or(terminated, truncated)
             self.scores += reward
             self.lengths += ~was_over
@@ -402,6 +401,15 @@ def select(arrays: dict[str, Value], prefix: str) -> dict[str, Value]:
         if name.startswith(prefix):
             selected[name.removeprefix(prefix)] = array
     return selected
+
+
+def require_rewards(rewards: np.ndarray) -> None:
+    """Raises an OutputError, which names the first wrong one, unless rewards [B] are at most `MOST_REWARD` in size."""
+    is_usable = np.abs(rewards) <= MOST_REWARD  # false for NaN, too
+    if not is_usable.all():
+        first = rewards[~is_usable][0]
+        expected = f"numbers from -{MOST_REWARD:g} to {MOST_REWARD:g}, whose squares float32 can sum"
+        raise guard.OutputError(f"step: reward: expected {expected}, got {first}")
 
 
 def stream_seeds(seed: int | list[int]) -> tuple[int, int]:

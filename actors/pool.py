@@ -70,7 +70,14 @@ class LocalPool(Pool):
     """Actors that take turns in this process: deterministic under a seed, and exactly resumable."""
 
     def __init__(self, make_actor: MakeActor, config: ActorsConfig) -> None:
-        self.actors = [make_actor(index, 0) for index in range(config.num_actors)]
+        self.actors: list[Actor] = []
+        # If one cannot be made, those before it are closed.
+        with ExitStack() as stack:
+            for index in range(config.num_actors):
+                actor = make_actor(index, 0)
+                stack.callback(actor.close)
+                self.actors.append(actor)
+            stack.pop_all()
         self.unroll_length = config.unroll_length
         self.turn = 0
 

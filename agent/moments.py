@@ -17,6 +17,7 @@ RATE = 1e-4
 have the moments of all that they have seen: whatever moves them shifts all that an agent sees. With 0.002 they followed
 the last few episodes, and an agent of cartpole-swingup fell from a return of 731 to 296 when it was given the moments
 of a hundred thousand steps later."""
+LARGEST = torch.finfo(torch.float32).max
 LEAST_DEVIATION = 1e-4
 """Least standard deviation, as a multiple of min(1, root mean square of the element). What has nearly always been the
 same would otherwise become huge when it changes for once."""
@@ -82,7 +83,9 @@ class Standardization(nn.Module):
         vector = 0  # the number of the next vector; images are not counted
         for part in parts:
             if part.dtype == torch.float32:
-                part = (part - means[vector]) / deviations[vector]
+                standard = (part - means[vector]) / deviations[vector]
+                # Sizes near the largest of float32, which stand for "nothing" in some environments, would be infinite.
+                part = standard.clamp(-LARGEST, LARGEST)
                 vector += 1
             standardized.append(part)
         if isinstance(sensed, tuple):

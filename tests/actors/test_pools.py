@@ -2,6 +2,7 @@
 
 import math
 import os
+import re
 import signal
 import time
 from collections.abc import Callable
@@ -17,7 +18,7 @@ from gymnasium.spaces import Dict
 from gymnasium.vector import AutoresetMode, VectorWrapper
 
 from actors import ActorsConfig, Episode, LocalPool, PoolStatus, Unroll
-from actors.actor import Actor
+from actors.actor import MOST_REWARD, Actor, require_rewards
 from actors.pool import MakeActor
 from actors.ray_pool import RayPool
 from actors.resident import ResidentActor
@@ -202,8 +203,9 @@ def make_faulty_actor(fault: str, actor_id: int, incarnation: int) -> Actor:
     return Actor(batch(partial(faulty.Faulty, fault, at=20), 2), agent, actor_id, 0, task="Faulty")
 
 
-@pytest.mark.parametrize("reward", [-math.inf, math.nan, 1e39])
-def test_rewards_that_are_not_finite_are_refused(reward: float, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("reward", [-math.inf, math.nan, 1e39, 3e38, -1e20])
+def test_rewards_that_cannot_be_learned_from_are_refused(reward: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also finite ones, if the sum of a few of their squares is not finite in float32."""
     actor = make_counting_actor(ENVS, 0, 0)
     advance = actor.envs.advance
 
@@ -212,8 +214,14 @@ def test_rewards_that_are_not_finite_are_refused(reward: float, monkeypatch: pyt
         return np.full(ENVS, reward), terminated, truncated
 
     monkeypatch.setattr(actor.envs, "advance", advance_with_this_reward)
-    with pytest.raises(EnvironmentFailed, match=r"step: reward: expected finite numbers \(float32\), got \["):
+    expected = r"numbers from -1e\+18 to 1e\+18, whose squares float32 can sum"
+    got = re.escape(str(np.float64(reward)))
+    with pytest.raises(EnvironmentFailed, match=f"^environment .*, step: reward: expected {expected}, got {got}$"):
         actor.unroll(1)
+
+
+def test_the_largest_rewards_are_accepted() -> None:
+    require_rewards(np.array([MOST_REWARD, -MOST_REWARD, 0.0]))
 
 
 def initial_weights() -> dict[str, torch.Tensor]:
@@ -331,6 +339,21 @@ def test_an_actor_that_hangs_while_it_is_made_is_replaced(cluster: None, monkeyp
         while (pool.status().alive, pool.status().restarts) != (2, 1):
             no_wrong_state(pool.get())
             assert time.monotonic() < deadline
+
+
+def test_an_actor_that_cannot_be_made_leaves_no_other_open() -> None:
+    made: list[Actor] = []
+
+    def make(actor_id: int, incarnation: int) -> Actor:
+        if actor_id == 2:
+            raise EnvironmentFailed("it cannot be made")
+        actor = make_counting_actor(ENVS, actor_id, incarnation)
+        made.append(actor)
+        return actor
+
+    with pytest.raises(EnvironmentFailed, match="it cannot be made"):
+        LocalPool(make, small(num_actors=3))
+    assert [actor.envs.closed for actor in made] == [True, True]
 
 
 def test_an_actor_that_fails_to_close_leaves_no_other_open(monkeypatch: pytest.MonkeyPatch) -> None:

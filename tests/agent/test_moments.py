@@ -115,6 +115,15 @@ def test_elements_that_never_change_stay_finite() -> None:
     assert module(constant + 1).isfinite().all()
 
 
+def test_the_largest_numbers_stay_finite_when_they_come_late() -> None:
+    """Where an element was constant, its deviation is small, and the quotient would be infinite."""
+    module = Standardization([2])
+    module.update_statistics(module.sums(torch.zeros(8, 2)))
+    largest = torch.finfo(torch.float32).max
+    standard = module(torch.tensor([[largest, -largest], [1e35, 1.0]]))
+    assert standard.tolist() == [[largest, -largest], [largest, pytest.approx(1e4)]]
+
+
 def test_agents_for_images_alone_have_nothing_to_standardize() -> None:
     agent = agents.make_agent(LSTMConfig(16), standardize=True, value_torso=True)
     inputs = agents.agent_inputs(2, 3)
