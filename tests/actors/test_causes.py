@@ -76,9 +76,10 @@ def steps_in_slots(agent: Agent, state: Any, step: int) -> NDArray[np.int64]:
     return held
 
 
-@pytest.mark.parametrize("skip", [False, True])
-def test_effects_are_falls_of_the_log_odds(skip: bool) -> None:
+@pytest.mark.parametrize(("skip", "possible"), [(False, None), (True, None), (True, [False, True, True])])
+def test_effects_are_falls_of_the_log_odds(skip: bool, possible: list[bool] | None) -> None:
     """The literal formula, for an agent of one layer: log-odds with all slots, less those with some of them hidden."""
+    mask = None if possible is None else torch.tensor(possible)
     torch.manual_seed(0)
     core = CompressiveTransformerConfig(8, 1, 2, 8, **SIZES, compressed_size=0)
     agent = Agent(AgentConfig(torso="small", torso_size=8, core=core, skip=skip), (3,), 3).eval()
@@ -89,21 +90,24 @@ def test_effects_are_falls_of_the_log_odds(skip: bool) -> None:
     held = steps_in_slots(agent, state, step=6)
     inputs = normal(8, seed=1).float()
     action = 2
-    found = effects(agent, state, inputs, torch.tensor(action), (held,))
+    found = effects(agent, state, inputs, torch.tensor(action), (held,), mask)
     with torch.autocast("cpu", torch.bfloat16):  # as actors do; the core is too narrow to gain from it
-        mixed = effects(agent, state, inputs, torch.tensor(action), (held,))
+        mixed = effects(agent, state, inputs, torch.tensor(action), (held,), mask)
     assert np.array_equal(mixed.slots, found.slots)
 
     def log_odds(hidden: list[int]) -> float:
-        mask = torch.zeros(2, 8, dtype=torch.bool)
-        mask[0, hidden] = True
+        without = torch.zeros(2, 8, dtype=torch.bool)
+        without[0, hidden] = True
         with torch.no_grad():
             features = agent.core(
-                inputs.expand(2, 1, 8), torch.zeros(2, 1, dtype=torch.bool), state, hidden=[mask]
+                inputs.expand(2, 1, 8), torch.zeros(2, 1, dtype=torch.bool), state, hidden=[without]
             ).features
             if skip:
                 features = features + inputs
-            probabilities = agent.policy(features)[0, 0].double().softmax(dim=-1)
+            weights = agent.policy(features)[0, 0].double().exp()
+            if mask is not None:
+                weights = weights * mask
+            probabilities = weights / weights.sum()
             return float(probabilities[action].logit())
 
     # The first six slots are memory, which has four, and the segment so far.
