@@ -83,7 +83,8 @@ class PossibleActions(gymnasium.Wrapper[Any, Any, Any, Any]):
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         """See gymnasium."""
         if seed is not None:
-            self.generator = np.random.default_rng(seed)
+            # The environment's own generator has the same seed, but must not have the same numbers.
+            self.generator = np.random.default_rng([seed, 1])
         observation, infos = self.env.reset(seed=seed, options=options)
         self.mask = _possible(observation)
         return observation, infos
