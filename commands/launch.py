@@ -127,6 +127,8 @@ def _describe(options: LaunchOptions, trainer: Trainer, console: Console) -> Non
     acting_in = describe_precision(config.actors.precision, acting_device(config))
     shapes = [" x ".join(map(str, shape)) for shape in part_shapes(seen.observation_shape)]
     observed = " and ".join(shapes)
+    if seen.mask_at is not None:
+        observed += " with a mask of actions"
     if seen.vocabulary:
         observed += " and a text"
     num_tasks = len(tasks(config.env))

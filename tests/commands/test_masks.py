@@ -15,6 +15,7 @@ def test_no_command_takes_an_impossible_action(tmp_path: Path, cli: Commands) ->
     shown = cli.run(
         "launch", "--local", "--run", folder, "--env", DOORS, *SMALL, *CORE, "--frames=64", "--video-episodes=1"
     )
+    assert f"environment  {DOORS} (15 with a mask of actions), 1 frame a step" in shown
     assert "filming failed" not in shown
     (episode,) = embedded(folder / "videos" / "final.html")["episodes"]
     probabilities = unpacked(episode["probabilities"], "<u2").reshape(-1, ACTIONS)
