@@ -55,9 +55,10 @@ def check_length(actor: Player, counted: NDArray[np.bool_], max_steps: int) -> N
     too_long = np.flatnonzero(is_too_long)
     if len(too_long):
         last_action = actor.last_action[too_long[0]]
+        hint = "; max_episode_steps=N in its spec ends them" if actor.name.startswith("gym:") else ""
         raise EnvironmentFailed(
             f"environment {actor.name}: expected episodes of at most {max_steps} steps "
-            f"(max-episode-steps), got one that has not ended; its last action was {last_action}"
+            f"(max-episode-steps), got one that has not ended; its last action was {last_action}{hint}"
         )
 
 
