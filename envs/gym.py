@@ -47,11 +47,11 @@ PACKAGES: dict[str, tuple[str, str]] = {
 }
 """Module -> the ids that it registers when it is imported (how they begin), and the command that installs it. Runs of
 other people may name these modules. memory-gym pins other releases of gymnasium and pygame, but works with these."""
-NORMALIZING: dict[type[Any], str] = {
-    NormalizeObservation: "each copy of it standardizes observations by statistics of its own, which no checkpoint "
+NORMALIZING = {
+    "NormalizeObservation": "each copy of it standardizes observations by statistics of its own, which no checkpoint "
     "keeps: evaluations and films begin them anew, and show the agent others than it learned from",
-    NormalizeReward: "returns are of rewards that each copy of it divides by statistics of its own, which evaluations "
-    "begin anew, and not of the environment's rewards",
+    "NormalizeReward": "returns are of rewards that each copy of it divides by statistics of its own, which "
+    "evaluations begin anew, and not of the environment's rewards",
 }
 """Wrappers of gymnasium that go on learning statistics, and what that means for a run."""
 MINIGRID_BITS = (11, 6, 3)
@@ -120,22 +120,22 @@ def _make_checked(name: str, identity: str | EnvSpec, fields: dict[str, Any]) ->
         raise ValueError(f"{error}{others}") from error
 
 
-def _normalizing(env: Env) -> list[type[Any]]:
+def _normalizing(env: Env) -> list[str]:
     """Those of `NORMALIZING` in which an environment is, if their statistics still change."""
     found = []
     while isinstance(env, gymnasium.Wrapper):
-        for wrapper in NORMALIZING:
-            if isinstance(env, wrapper) and env.update_running_mean:  # type: ignore[attr-defined]
-                found.append(wrapper)
+        for wrapper in (NormalizeObservation, NormalizeReward):
+            if isinstance(env, wrapper) and env.update_running_mean:
+                found.append(wrapper.__name__)
         env = env.env
     return found
 
 
 @functools.cache
-def _warn_of(name: str, wrapper: type[Any]) -> None:
+def _warn_of(name: str, wrapper: str) -> None:
     """Warns once in a process, however many environments there are."""
     instead = "leave the wrapper out: the preset general needs none"
-    logger.warning("gym:%s is in a %s: %s; %s", name, wrapper.__name__, NORMALIZING[wrapper], instead)
+    logger.warning("gym:%s is in a %s: %s; %s", name, wrapper, NORMALIZING[wrapper], instead)
 
 
 def _own_family(identity: str | EnvSpec) -> str:
