@@ -6,6 +6,7 @@
 import functools
 import importlib.util
 import inspect
+import logging
 import os
 import re
 import sys
@@ -20,7 +21,8 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 from gymnasium.envs.registration import EnvSpec, load_env_creator
-from gymnasium.wrappers import TransformObservation
+from gymnasium.vector import VectorEnv
+from gymnasium.wrappers import NormalizeObservation, NormalizeReward, TransformObservation
 from numpy.typing import NDArray
 
 from envs.actions import adapt_actions
@@ -28,6 +30,8 @@ from envs.gymnasium_names import with_known_names
 from envs.masks import MASK, PossibleActions, has_mask, with_mask_of_infos
 from envs.observations import adapt_observations
 from envs.outputs import checked, line
+
+logger = logging.getLogger(__name__)
 
 Env = gymnasium.Env[Any, Any]
 EXTRA = "pip install -e '.[envs]'"
@@ -45,6 +49,13 @@ PACKAGES: dict[str, tuple[str, str]] = {
 }
 """Module -> the ids that it registers when it is imported (how they begin), and the command that installs it. Runs of
 other people may name these modules. memory-gym pins other releases of gymnasium and pygame, but works with these."""
+NORMALIZING = {
+    "NormalizeObservation": "each copy of it standardizes observations by statistics of its own, which no checkpoint "
+    "keeps: evaluations and films begin them anew, and show the agent others than it learned from",
+    "NormalizeReward": "returns are of rewards that each copy of it divides by statistics of its own, which "
+    "evaluations begin anew, and not of the environment's rewards",
+}
+"""Wrappers of gymnasium that go on learning statistics, and what that means for a run."""
 MINIGRID_BITS = (11, 6, 3)
 """One-hot bits of a cell of MiniGrid's view: its kind (11), color (6) and state (3)."""
 MISSION_CHARACTERS = 1000
@@ -75,6 +86,8 @@ def make_env(name: str, /, **fields: Any) -> Env:
     of_view = _pop_ours(identity, fields, ("view", "tile"))
     of_infos = _pop_ours(identity, fields, (MASK,))
     env = with_known_names(_make_checked(name, identity, fields))
+    for wrapper in _normalizing(env):
+        _warn_of(name, wrapper)
     if _is_of_minigrid(env):
         env = _minigrid(env, **of_view)
     elif of_view:
@@ -106,7 +119,27 @@ def _make_checked(name: str, identity: str | EnvSpec, fields: dict[str, Any]) ->
             raise
         raise ImportError(f"gym:{name} needs {error.name}: pip install 'gymnasium[{family}]'") from None
     except gymnasium.error.Error as error:
-        raise ValueError(f"{error}{_other_names(name, identity)}") from error
+        is_known = isinstance(error, gymnasium.error.VersionNotFound | gymnasium.error.DeprecatedEnv)
+        others = "" if is_known else _other_names(name, identity)
+        raise ValueError(f"{error}{others}") from error
+
+
+def _normalizing(env: Env) -> list[str]:
+    """Those of `NORMALIZING` in which an environment is, if their statistics still change."""
+    found = []
+    while isinstance(env, gymnasium.Wrapper):
+        for wrapper in (NormalizeObservation, NormalizeReward):
+            if isinstance(env, wrapper) and env.update_running_mean:
+                found.append(wrapper.__name__)
+        env = env.env
+    return found
+
+
+@functools.cache
+def _warn_of(name: str, wrapper: str) -> None:
+    """Warns once in a process, however many environments there are."""
+    instead = "leave the wrapper out: the preset general needs none"
+    logger.warning("gym:%s is in a %s: %s; %s", name, wrapper, NORMALIZING[wrapper], instead)
 
 
 def _own_family(identity: str | EnvSpec) -> str:
@@ -184,6 +217,8 @@ def spec_of_object(name: str) -> EnvSpec | None:
 
     if is_class and not issubclass(found, gymnasium.Env):
         got = f"the class {found.__module__}.{found.__qualname__}, which is none: wrap it in one"
+        if issubclass(found, VectorEnv):
+            got = "a gymnasium.vector.VectorEnv: name the environment of one row, of which batches are made here"
         if issubclass(found, dm_env.Environment):
             got = f"a dm_env.Environment, whose spec is dm:{name}"
         raise ValueError(f"expected a gymnasium.Env, or a function that makes one, got {got}")

@@ -39,6 +39,12 @@ MOST_NAMED = 32
 """Most elements of a vector that have names."""
 
 
+IMAGE_CHANNELS = (1, 3, 4)
+"""Numbers of channels that images usually have."""
+SMALLEST_IMAGE = 12
+"""Numbers with fewer a side are more often a grid of symbols than an image."""
+
+
 class ObservationForm(NamedTuple):
     """How observations are shown.
 
@@ -93,6 +99,9 @@ def adapt_observations(env: Env, shrink: int = 1) -> Env:
     if shrink > 1 and not any(image_as(part) for _, part in leaves(space)):
         raise ValueError(f"shrink: expected observations with an image, got {line(space)}")
     shown = shown_as(space, shrink=shrink)
+    for place, part in leaves(space):
+        if _looks_like_an_image(part):
+            _warn(_about_bounds(place, part))
     if shown.convert is None:
         return env
     adapted: Env
@@ -270,6 +279,28 @@ def _is_of_images(space: spaces.Space[Any]) -> TypeGuard[spaces.Box[Any]]:
     return num_axes > 2 and same_everywhere and (low, high) in ((0.0, 1.0), (0.0, 255.0))
 
 
+def _looks_like_an_image(space: spaces.Space[Any]) -> bool:
+    """Whether numbers have the shape of an image, or of a stack of frames, whose bounds are those of none."""
+    if not isinstance(space, spaces.Box) or space.dtype.kind != "f" or len(space.shape) not in (3, 4):
+        return False
+    if _is_of_images(space):
+        return False
+    height, width, channels = space.shape[-3:]
+    if _planes_first(space.shape[-3:]):
+        channels, height, width = space.shape[-3:]
+    return channels in IMAGE_CHANNELS and min(height, width) >= SMALLEST_IMAGE
+
+
+def _about_bounds(place: Place, space: Any) -> str:
+    """Why numbers of the shape of an image are seen as a vector, and what would change that."""
+    seen = f"agents see it as a vector of {math.prod(space.shape):,} numbers"
+    bounds = f"its bounds are {space.low.min():g}..{space.high.max():g}"
+    return (
+        f"{expression(place, 'observation')} has the shape of an image, and {seen}: {bounds}, and those of images "
+        "0..1 or 0..255; a wrapper with such a space, such as gymnasium's TransformObservation, makes it one"
+    )
+
+
 def _height_first(shape: tuple[int, ...]) -> tuple[int, ...]:
     """The axes of an image of two to four axes in the order height, width, frames, channels; those that there are."""
     if len(shape) == 2:
@@ -389,7 +420,10 @@ def _vector(space: spaces.Space[Any], rows: int | None) -> ObservationForm:
         expected = f"1 to {MOST_NUMBERS:,} numbers (whole numbers are one-hot)"
         raise ValueError(f"observation space: expected {expected}, got {size:,} in {line(space)}")
     flat: Any = spaces.flatten_space(space)
-    vector = spaces.Box(flat.low.astype(np.float32), flat.high.astype(np.float32), dtype=np.float32)
+    with np.errstate(over="ignore"):  # some write "without bounds" as the greatest float64, which becomes infinite
+        low = flat.low.astype(np.float32)
+        high = flat.high.astype(np.float32)
+    vector = spaces.Box(low, high, dtype=np.float32)
     if rows is None:
         return ObservationForm(vector, flattener(space))
     return ObservationForm(vector, batch_flattener(space))

@@ -331,7 +331,7 @@ def describe_value(value: Any) -> str:
         return f"a dict of {_keys(value)}"
     array = _numbers(value)
     if array is None:
-        return f"{type(value).__name__} {reprlib.repr(value)}"
+        return f"{type(value).__name__} {reprlib.repr(value)}{_why_no_array(value)}"
     if not array.shape:
         return f"{array.dtype} {array}"
     numbers = ""
@@ -340,6 +340,18 @@ def describe_value(value: Any) -> str:
     elif array.size:
         numbers = f" from {array.min()} to {array.max()}"
     return f"{array.dtype} {list(array.shape)}{numbers}"
+
+
+def _why_no_array(value: Any) -> str:
+    """Why an array of another library, such as a tensor on a GPU, is none of numpy; empty for what is no array."""
+    if not hasattr(value, "__array__"):
+        return ""
+    try:
+        np.asarray(value)
+    except Exception as error:  # of a foreign object
+        reason, *_ = str(error).splitlines() or [""]
+        return f" ({reason})" if reason else ""
+    return ""
 
 
 def line(space: spaces.Space[Any]) -> str:

@@ -15,6 +15,7 @@ from actors.interface import Interface, read_interface
 from agent import Agent, AgentConfig
 from agent.actor_critic import MadeFor
 from agent.core import CustomCoreConfig, state_bytes
+from agent.core.checking import describe_raised
 from agent.encoders import part_shapes
 from agent.memory_check import build_network
 from agent.precision import resolve_precision
@@ -83,10 +84,25 @@ def require_interface(env: str, like: str) -> None:
 
 
 def import_core(config: Configuration) -> None:
-    """Imports the module of a custom core, from where modules of environments are found; raises an ImportError."""
+    """Imports the module of a custom core, from where modules of environments are found.
+
+    Raises:
+        ImportError: if there is no such module, or none of a package that it needs.
+        ValueError: if its code raises another error.
+    """
     core = config.core_config
-    if isinstance(core, CustomCoreConfig):
-        import_named(core.module, f"core {core.name}")
+    if not isinstance(core, CustomCoreConfig):
+        return
+    name = f"core {core.name}"
+    try:
+        import_named(core.module, name)
+    except ImportError as error:
+        if str(error).startswith(name):
+            raise
+        raise ImportError(f"{name}: {error}") from error
+    except Exception as error:
+        raised = describe_raised(error, core.module)
+        raise ValueError(f"{name}: expected a module that can be imported, got {raised}") from error
 
 
 def make_agent(config: RunConfig) -> Agent:

@@ -1,7 +1,8 @@
 """A quick check of the contract, for cores that are not in this repository. The tests of its own cores are stricter."""
 
-import sys
+import importlib.util
 import traceback
+from contextlib import suppress
 from typing import Any, NoReturn
 
 import torch
@@ -16,6 +17,17 @@ MOST_STEPS = 1024
 ALL = slice(None)
 TOLERANCE = 1e-3
 """Largest difference between features that should be equal, as a share of the largest feature."""
+
+
+def describe_raised(error: BaseException, module: str) -> str:
+    """The type and the text of an error, and its place in the file of a module, if it was there."""
+    file = None
+    with suppress(ImportError, ValueError):  # a module that cannot be found, or has no file
+        source = importlib.util.find_spec(module)
+        file = source.origin if source else None
+    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == file]
+    place = f" ({file}, line {lines[-1]})" if lines else ""
+    return f"{type(error).__name__}: {error}{place}"
 
 
 def check_core(core: Core, model_size: int, segment_size: int = 1) -> None:
@@ -95,7 +107,10 @@ class _Check:
                 self._require_equal(changed[row, since:], features[row, since:], where)
 
     def _initial_state(self) -> State:
-        state = self.core.initial_state(ROWS)
+        try:
+            state = self.core.initial_state(ROWS)
+        except Exception as error:
+            self._refuse(f"initial_state: expected a state of {ROWS} rows, got {self._describe(error)}", error)
         if not hasattr(state, "_fields"):
             self._refuse(f"initial_state: expected a NamedTuple of tensors, got {type(state).__name__}")
         try:
@@ -113,14 +128,11 @@ class _Check:
             return self.core(inputs, reset, state, False)
         except Exception as error:
             form = f"inputs {list(inputs.shape)}, resets, a state and return_attention"
-            raised = f"{type(error).__name__}: {error}{self._place_of(error)}"
-            self._refuse(f"forward: expected a result for {form}, got {raised}", error)
+            self._refuse(f"forward: expected a result for {form}, got {self._describe(error)}", error)
 
-    def _place_of(self, error: Exception) -> str:
-        """Where in the core's own file an error was raised, in words; empty if that is not known."""
-        file = getattr(sys.modules.get(type(self.core).__module__), "__file__", None)
-        lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == file]
-        return f" ({file}, line {lines[-1]})" if lines else ""
+    def _describe(self, error: Exception) -> str:
+        """An error that the core has raised, with its place in the core's own file."""
+        return describe_raised(error, type(self.core).__module__)
 
     def _require_form(self, output: Any, begin: State) -> None:
         """The types, shapes and dtypes of what a call returns."""

@@ -428,11 +428,13 @@ class CustomCoreConfig(Checked):
 
     @property
     def keywords(self) -> dict[str, Any]:
-        """What the class is called with."""
+        """What the class is called with: values as in Python, true and false also in small letters, else text."""
         found: dict[str, Any] = {"model_size": self.model_size}
         for argument in self.arguments:
             name, _, text = argument.partition("=")
             found[name] = text
+            if text in ("true", "false"):
+                text = text.capitalize()
             # The last two errors are those of very deep nesting.
             with suppress(ValueError, SyntaxError, TypeError, RecursionError, MemoryError):
                 found[name] = ast.literal_eval(text)

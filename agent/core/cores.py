@@ -4,6 +4,9 @@ import importlib
 import inspect
 from typing import Any
 
+import torch
+
+from .checking import describe_raised
 from .compressive_transformer import CompressiveTransformer
 from .config import (
     CORES,
@@ -48,7 +51,7 @@ def make_core(config: Any) -> Core:
     """Builds the core of a configuration.
 
     Raises:
-        ValueError: if the configuration belongs to no core, or a custom one has no such class or arguments.
+        ValueError: if the configuration belongs to no core, or a custom one has no such class or arguments, or raises.
         ImportError: if there is no module of a custom core.
     """
     if isinstance(config, CustomCoreConfig):
@@ -75,4 +78,11 @@ def _make_custom(config: CustomCoreConfig) -> Core:
         raise ValueError(
             f"core {config.name}: expected arguments of the class ({taken}), got {given}: {error}"
         ) from None
-    return kind(**config.keywords)
+    try:
+        return kind(**config.keywords)
+    except Exception as error:
+        # On the meta device, which has no numbers, some cores cannot be made; callers expect torch's own errors there.
+        if torch.get_default_device().type == "meta" and isinstance(error, (RuntimeError, NotImplementedError)):
+            raise
+        raised = describe_raised(error, kind.__module__)
+        raise ValueError(f"core {config.name}: expected an instance of the class, got {raised}") from error

@@ -85,6 +85,8 @@ def test_a_custom_core_gets_its_arguments() -> None:
     [
         ("0.5", 0.5),
         ("True", True),
+        ("true", True),
+        ("false", False),
         ("(1, 2)", (1, 2)),
         ("mean", "mean"),
         ("a=b", "a=b"),
@@ -133,6 +135,33 @@ def test_an_impossible_custom_core_is_refused(name: str, arguments: tuple[str, .
 def test_a_class_that_is_no_core_is_refused(name: str, arguments: tuple[str, ...], expected: str) -> None:
     with pytest.raises(ValueError, match=re.escape(f"core {HERE}:{name}: {expected}")):
         make_core(CustomCoreConfig(f"{HERE}:{name}", 8, arguments))
+
+
+class RaisesWhenMade(Average):
+    """Its class takes the argument, and cannot use it."""
+
+    def __init__(self, model_size: int, kind: str = "") -> None:
+        super().__init__(model_size)
+        self.keep = {"slow": 0.9}[kind]
+
+
+class RaisesInState(Average):
+    """It has a state of something that it lacks."""
+
+    def initial_state(self, batch_size: int) -> Any:
+        return self.missing.new_zeros(batch_size)  # type: ignore[operator]
+
+
+def test_errors_of_a_custom_cores_own_code_are_one_line_with_their_place() -> None:
+    place = rf" \({re.escape(__file__)}, line \d+\)"
+    name = f"{__name__}:RaisesWhenMade"
+    expected = rf"^core {name}: expected an instance of the class, got KeyError: 'fast'{place}$"
+    with pytest.raises(ValueError, match=expected):
+        make_core(CustomCoreConfig(name, 8, ("kind=fast",)))
+
+    expected = "core RaisesInState: initial_state: expected a state of 3 rows, got AttributeError: .*'missing'"
+    with pytest.raises(ValueError, match=expected + place):
+        check_core(RaisesInState(8), 8)
 
 
 def test_a_segment_is_an_argument() -> None:

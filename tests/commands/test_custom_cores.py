@@ -107,6 +107,24 @@ def test_an_impossible_core_leaves_no_run(arguments: list[str], words: str, tmp_
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.parametrize(
+    ("name", "code", "words"),
+    [
+        ("unlicensed", "\nraise RuntimeError('no license')", "got RuntimeError: no license ("),
+        ("unfinished", "class Core(", "got SyntaxError: "),
+        ("needing", "import a_missing_package", "core needing:Core: No module named 'a_missing_package'"),
+    ],
+)
+def test_a_core_whose_module_fails_is_one_line(
+    name: str, code: str, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cli: Commands
+) -> None:
+    (tmp_path / f"{name}.py").write_text(code)
+    monkeypatch.syspath_prepend(tmp_path)
+    refused = cli.refuse("launch", "--local", "--run", tmp_path / "run", "--core", f"{name}:Core", *SMALL, words=words)
+    assert f"core {name}:Core: " in refused
+    assert not (tmp_path / "run").exists()
+
+
 @pytest.mark.parametrize("kind", ["text", "speech", "images"])
 def test_sequence_models_have_the_cores_of_their_lists(kind: str, cli: Commands) -> None:
     cli.refuse(kind, "train", "--core", AVERAGE, words="core: expected one of compressive, transformer-xl")

@@ -215,6 +215,8 @@ def test_images_of_environments_are_made_smaller() -> None:
         ("gym:a:b:c", "environment gym:a:b:c: expected an id such as"),
         ("gym:CartPole-v1,max_episode_steps=-3", "gym:CartPole-v1,.*: .*max_episode_steps"),
         ("gym:CartPol-v1", "gym:CartPol-v1: .* Did you mean: `CartPole`.* is gym:MODULE:CartPol-v1"),
+        ("gym:CartPole-v9", r"provides versioned environments: \[ `v0`, `v1` \]\.$"),
+        ("gym:envs.diagnostic:Recall", "got a gymnasium.vector.VectorEnv: name the environment of one row"),
         ("gym:CartPole-v1,gravity=3", "unexpected keyword argument 'gravity'"),
         ("gym:CartPole-v1,view=pixels", "view: expected an environment of MiniGrid, or one with such a parameter"),
         ("gym:tests.envs.odd:OldGym", r"got the class tests\.envs\.odd\.OldGym, which is none: wrap it in one$"),

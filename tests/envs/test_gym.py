@@ -2,6 +2,7 @@
 
 import importlib
 import importlib.util
+import logging
 import re
 import sys
 from typing import Any
@@ -12,6 +13,7 @@ import pytest
 from gymnasium import spaces
 
 import envs
+from envs import gym
 from envs.gym import PACKAGES, draw_cells, make_env, one_hot_cells
 from envs.observations import MOST_WORDS
 from envs.words import PAIR_VOCABULARY, hash_pairs, split_words
@@ -226,3 +228,29 @@ def test_missions_are_read_beside_the_view_of_a_wrapper() -> None:
 def test_what_minigrid_cannot_do(spec: str, message: str) -> None:
     with pytest.raises(ValueError, match=f"environment {spec}: .*{message}"):
         envs.make_vector(spec, 1)
+
+
+def normalized(wrapper: str, updates: bool = True) -> gymnasium.Env:
+    """An environment in a wrapper that learns statistics, and in another one around that."""
+    env = getattr(gymnasium.wrappers, wrapper)(gymnasium.make("CartPole-v1"))
+    env.update_running_mean = updates
+    return gymnasium.wrappers.RecordEpisodeStatistics(env)
+
+
+@pytest.mark.parametrize(
+    ("fields", "told"),
+    [
+        ("wrapper=NormalizeReward", "NormalizeReward: returns are of rewards that each copy of it divides by"),
+        ("wrapper=NormalizeObservation", "NormalizeObservation: each copy of it standardizes observations by"),
+        ("wrapper=NormalizeObservation,updates=False", ""),
+    ],
+)
+def test_statistics_that_no_checkpoint_keeps_are_told_once(
+    fields: str, told: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    gym._warn_of.cache_clear()
+    with caplog.at_level(logging.WARNING):
+        envs.make_vector(f"gym:tests.envs.test_gym:normalized,{fields},processes=0", 3)
+    assert len(caplog.messages) == bool(told)
+    if told:
+        assert caplog.messages[0].startswith(f"gym:tests.envs.test_gym:normalized is in a {told}")

@@ -1,8 +1,10 @@
 """Observations of all spaces: images, vectors and words, against literal formulas, and what is refused."""
 
+import logging
 import math
 import random
 import re
+import warnings
 import zlib
 from fractions import Fraction
 from typing import Any
@@ -70,6 +72,43 @@ def test_numbers_alone_become_one_vector(space: spaces.Space[Any], values: Any) 
         vector, observation, last = shown(space, seed)
         assert observation.dtype == vector.dtype == np.float32
         np.testing.assert_allclose(observation, np.asarray(values(last), np.float32))
+
+
+def test_bounds_beyond_float32_are_none_and_no_warning() -> None:
+    most = np.finfo(np.float64).max
+    space = spaces.Dict(a=spaces.Box(-most, most, (2,), np.float64), b=spaces.Box(0, 9, (1,), np.float64))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        vector = shown_as(space).space
+    low = np.array([-np.inf, -np.inf, 0], np.float32)
+    high = np.array([np.inf, np.inf, 9], np.float32)
+    assert vector == spaces.Box(low, high, dtype=np.float32)
+
+
+LIKE_IMAGES = {
+    "channels last, around 0": (spaces.Box(-1, 1, (24, 32, 3), np.float32), True),
+    "channels first": (spaces.Box(-1, 1, (1, 24, 32), np.float32), True),
+    "frames": (spaces.Box(-np.inf, np.inf, (4, 24, 32, 3), np.float32), True),
+    "in a nest": (spaces.Dict(eye=spaces.Box(-1, 1, (24, 32, 3), np.float32), arm=spaces.Discrete(2)), True),
+    "images": (spaces.Box(0, 1, (24, 32, 3), np.float32), False),
+    "symbols": (spaces.Box(0, 9, (24, 32, 3), np.int64), False),
+    "planes": (spaces.Box(-1, 1, (24, 32, 9), np.float32), False),
+    "a small cube": (spaces.Box(-1, 1, (5, 5, 3), np.float32), False),
+}
+"""Spaces of numbers, and whether they are probably images with other bounds."""
+
+
+@pytest.mark.parametrize("name", LIKE_IMAGES)
+def test_numbers_of_the_shape_of_an_image_are_told(name: str, caplog: pytest.LogCaptureFixture) -> None:
+    observations._warn.cache_clear()
+    space, is_told = LIKE_IMAGES[name]
+    with caplog.at_level(logging.WARNING):
+        for _ in range(2):
+            adapt(Shows(space))
+    assert len(caplog.messages) == is_told
+    if is_told:
+        where = "observation['eye']" if name == "in a nest" else "observation"
+        assert caplog.messages[0].startswith(f"{where} has the shape of an image, and agents see it as a vector of ")
 
 
 def unchanged(image: np.ndarray) -> np.ndarray:
@@ -141,10 +180,10 @@ def test_values_beyond_the_bounds_of_an_image_are_clipped() -> None:
 
 def test_small_numbers_beyond_the_bounds_of_an_image_are_warned_of(caplog: pytest.LogCaptureFixture) -> None:
     observations._warn.cache_clear()
-    for most, warnings in ((3, 0), (6, 0), (7, 1)):
+    for most, number in ((3, 0), (6, 0), (7, 1)):
         env: Any = adapt(Shows(spaces.Box(0, 3, (7, 7), np.uint8)))
         env.observation(np.full((7, 7), most, np.uint8))
-        assert len(caplog.messages) == warnings
+        assert len(caplog.messages) == number
     assert "beyond 6 where the bounds of their space are 0..3" in caplog.text
 
 

@@ -110,6 +110,24 @@ def test_other_values_are_named(space: spaces.Space[Any], value: Any, problem: s
     assert "\n" not in str(caught.value)
 
 
+class Elsewhere:
+    """An array of another library that cannot be one of numpy, as a tensor that requires a gradient."""
+
+    def __array__(self, *_: Any, **__: Any) -> np.ndarray:
+        raise RuntimeError("it is on another device\nand says how to move it")
+
+    def __repr__(self) -> str:
+        return "Elsewhere"
+
+
+def test_why_an_array_is_none_of_numpy_is_told() -> None:
+    expected = r"^it: expected float32 \[2\] as in its space, got Elsewhere Elsewhere \(it is on another device\)$"
+    with pytest.raises(OutputError, match=expected):
+        conformer(BOX, "it")(Elsewhere())
+    with pytest.raises(OutputError, match=r"got Elsewhere Elsewhere \(it is on another device\)$"):
+        number(Elsewhere(), "it")
+
+
 @pytest.mark.parametrize(
     "value", [2, True, 2.5, np.float16(0.5), np.float32(0.5), np.int8(3), np.array(4.0), np.bool_(True)]
 )
