@@ -11,7 +11,7 @@ from rich.console import Console
 from actors import ActorsConfig, Episode
 from commands.options import EvaluateOptions
 from commands.shared_options import PlayOptions
-from envs import limit_calls, prepare, tasks
+from envs import limit_calls, prepare
 from reports.tables import evaluation_rows, print_evaluations
 from storage.errors import UserError, user_errors
 from storage.files import format_csv, format_json, is_url, replacing, require_output
@@ -20,7 +20,7 @@ from storage.run import Run
 from storage.stores import is_left
 from training.config import core_name
 from training.console import Busy, counting, playing, say, say_all, say_skipped
-from training.evaluation import TrainedAgent, load_trained_agent, play, play_script, record, summarize
+from training.evaluation import TrainedAgent, count_played, load_trained_agent, play, play_script, record, summarize
 
 
 class Evaluation(NamedTuple):
@@ -82,7 +82,7 @@ def _play(player: TrainedAgent, name: str, options: EvaluateOptions, console: Co
         shown = name
         checkpoint = checkpoint.replace(str(player.run), name)
 
-    count = options.episodes * len(tasks(env))
+    count = count_played(options.episodes, player.config.actors.envs_per_actor, env)
     sample = not options.greedy
     with counting(console, f"playing {shown}", count, "episodes") as progress:
         episodes = play(player.config, player.agent, options.episodes, options.seed, sample, env, progress)
@@ -148,7 +148,7 @@ def _play_script(options: EvaluateOptions, console: Console) -> Evaluation:
     limit_calls(limits.step_seconds)
     with user_errors():
         prepare(env)
-        count = options.episodes * len(tasks(env))
+        count = count_played(options.episodes, options.episodes, env)
         with counting(console, f"playing {options.policy}", count, "episodes") as progress:
             steps = limits.max_episode_steps
             episodes = play_script(options.policy, env, options.episodes, options.seed, steps, progress)

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from rich.console import Console
 
+from actors.interface import Interface
 from agent.encoders import part_shapes
 from agent.precision import describe_precision
 from commands.options import LaunchOptions
@@ -27,7 +28,7 @@ from storage.errors import StorageError, UserError, user_errors
 from storage.run import Run
 from training.config import RunConfig, core_name
 from training.console import Busy, LiveLine, counting, playing, plural, program, quantity, say, say_all, say_skipped
-from training.evaluation import evaluate, record, recording_title, tested_on
+from training.evaluation import count_played, evaluate, record, recording_title, tested_on
 from training.factories import acting_device, interface, learning_device, unroll_bytes
 from training.presets import PRESETS, describe_preset, make_preset
 from training.signals import stop_on_signals
@@ -115,6 +116,17 @@ def _require_lasting(run: Run) -> None:
         raise UserError(f"run: expected an absolute path, because a job's own folder is temporary, got {run}")
 
 
+def _describe_observation(seen: Interface) -> str:
+    """The sizes of what an agent sees, such as "84 x 84 x 4 and 3", and what else it is given."""
+    shapes = [" x ".join(map(str, shape)) for shape in part_shapes(seen.observation_shape)]
+    observed = " and ".join(shapes)
+    if seen.mask_at is not None:
+        observed += " with a mask of actions"
+    if seen.vocabulary:
+        observed += " and a text"
+    return observed
+
+
 def _describe(options: LaunchOptions, trainer: Trainer, console: Console) -> None:
     config = trainer.config
     run = trainer.run
@@ -125,12 +137,7 @@ def _describe(options: LaunchOptions, trainer: Trainer, console: Console) -> Non
         learning = f"{config.learners} learners on Ray (device: {config.learner.device})"
     learning_in = describe_precision(config.learner.precision, learning_device(config))
     acting_in = describe_precision(config.actors.precision, acting_device(config))
-    shapes = [" x ".join(map(str, shape)) for shape in part_shapes(seen.observation_shape)]
-    observed = " and ".join(shapes)
-    if seen.mask_at is not None:
-        observed += " with a mask of actions"
-    if seen.vocabulary:
-        observed += " and a text"
+    observed = _describe_observation(seen)
     num_tasks = len(tasks(config.env))
     if num_tasks > 1:
         observed = f"{num_tasks} tasks, {observed}"
@@ -253,7 +260,7 @@ def _finish(trainer: Trainer, seconds: float, console: Console) -> None:
 def evaluate_trained(trainer: Trainer, console: Console) -> dict[str, Any]:
     """Evaluates a trained agent; returns the summary."""
     config = trainer.config
-    count = config.eval_episodes * len(tasks(tested_on(config)))
+    count = count_played(config.eval_episodes, config.actors.envs_per_actor, tested_on(config))
     with counting(console, "evaluating", count, "episodes") as progress:
         return evaluate(config, trainer.agent, progress)
 

@@ -42,6 +42,8 @@ from training.trust import checkpoint_place, require_core
 
 EVALUATION_SEED = 2
 """Branch of the run's seed sequence from which evaluation draws; training draws from branch 1."""
+MOST_ROWS = 64
+"""Most environments that play together."""
 SCALES = ("human_normalized", "human_normalized_capped", "oracle_normalized")
 """Scores in % of what people or an oracle reach, in summaries."""
 VIEW = ("image_height", "image_width", "shrink")
@@ -121,6 +123,17 @@ def _seed(branch: list[int]) -> int:
     return int(state[0])
 
 
+def count_played(episodes: int, together: int, env: str) -> int:
+    """How many episodes are played if some of each task are asked for: as many in each of the environments."""
+    rows = _rows(episodes, together)
+    return math.ceil(episodes / rows) * rows * len(tasks(env))
+
+
+def _rows(episodes: int, together: int) -> int:
+    """How many environments play together; more than episodes would play in vain."""
+    return min(MOST_ROWS, together, episodes)
+
+
 def play(
     config: RunConfig,
     agent: Agent,
@@ -138,8 +151,7 @@ def play(
         progress: called with the number of episodes so far, over all tasks.
     """
     limit_calls(config.actors.step_seconds)  # that of the run which was loaded last may be another
-    # More environments than episodes would play in vain.
-    rows = min(64, config.actors.envs_per_actor, episodes)
+    rows = _rows(episodes, config.actors.envs_per_actor)
 
     def make(task: str, number: int) -> Actor:
         return make_evaluator(config, agent, rows, seed, sample, task, film=False, number=number)
@@ -159,7 +171,7 @@ def play_script(
     policy: str, env: str, episodes: int, seed: int, max_steps: int, progress: Callable[[int], None]
 ) -> list[Episode]:
     """Plays episodes of each task by a policy of `actors.evaluation.ScriptedActor`; arguments as in `play`."""
-    rows = min(64, episodes)
+    rows = _rows(episodes, episodes)
 
     def make(task: str, number: int) -> ScriptedActor:
         own_seed = _seed(_of_task([EVALUATION_SEED, seed], number))

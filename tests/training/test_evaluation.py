@@ -20,6 +20,7 @@ from tests.training.test_trainer import CONFIG, train
 from training.cluster import RayGauges, gauge_name
 from training.evaluation import (
     as_metrics,
+    count_played,
     evaluate,
     load_trained_agent,
     make_evaluator,
@@ -278,6 +279,19 @@ def test_random_numbers_as_actions_depend_on_the_seed_alone() -> None:
 
     assert rewards(0) == rewards(0)
     assert rewards(0) != rewards(1)
+
+
+@pytest.mark.parametrize(("episodes", "together"), [(1, 4), (4, 4), (5, 4), (20, 16), (65, 100), (70, 1)])
+def test_the_number_of_episodes_is_known_before_they_are_played(episodes: int, together: int) -> None:
+    """Each environment plays as many, so that progress is of a rounded number."""
+    env = "diagnostic:recall,delay=2,diagnostic:recall,delay=3"
+    config = dataclasses.replace(
+        CONFIG, env=env, actors=dataclasses.replace(CONFIG.actors, num_actors=2, envs_per_actor=together)
+    )
+    done: list[int] = []
+    played = play(config, make_agent(config), episodes, progress=done.append)
+    expected = count_played(episodes, together, env)
+    assert len(played) == done[-1] == expected >= 2 * episodes
 
 
 def test_a_script_of_no_such_name_is_refused() -> None:
