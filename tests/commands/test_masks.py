@@ -23,4 +23,3 @@ def test_no_command_takes_an_impossible_action(tmp_path: Path, cli: Commands) ->
 
     cli.run("evaluate", folder, "--episodes=4", "--allow", DOORS)
     cli.run("evaluate", "--policy=random", "--env", DOORS, "--episodes=8")
-    cli.run("export", folder, tmp_path / "agent.onnx", "--allow", DOORS)
