@@ -182,6 +182,11 @@ def test_instructions_are_refused() -> None:
         TaughtAgent(AgentConfig(torso="small"), (IMAGE, IMAGE), ACTIONS, vocabulary=7)
 
 
+def test_masks_of_actions_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"^teacher_cost: expected an environment without a mask of actions"):
+        TaughtAgent(AgentConfig(torso="small"), (IMAGE, IMAGE), ACTIONS, mask_at=0)
+
+
 def test_actions_of_several_choices_are_refused() -> None:
     with pytest.raises(ValueError, match=r"^teacher_cost: expected one choice of several actions"):
         TaughtAgent(AgentConfig(torso="small"), (IMAGE, IMAGE), (Choice(2), Choice(3)))
