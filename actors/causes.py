@@ -14,7 +14,7 @@ from torch import Tensor
 from agent import Agent
 from agent.core import Transformer, map_state
 from agent.core.state import State
-from agent.policies import Categorical
+from agent.policies import IMPOSSIBLE, Categorical
 
 STRETCH = 8
 """Steps of a stretch."""
@@ -167,6 +167,8 @@ def _log_odds(agent: Agent, parameters: Tensor, action: Tensor) -> Tensor:
         chosen = exact.log_softmax(dim=-1)[:, int(action)]
         others = exact.index_fill(1, action.reshape(1), -torch.inf)
         not_chosen = others.logsumexp(dim=-1) - exact.logsumexp(dim=-1)
-        return chosen - not_chosen
+        # Where no other action is possible, the odds are infinite and nothing changes them.
+        is_forced = (others < IMPOSSIBLE / 2).all(dim=-1)
+        return (chosen - not_chosen).masked_fill(is_forced, 0.0)
     actions = action.to(exact.dtype)[None].expand(len(exact), -1)
     return agent.distribution.log_prob(exact, actions)

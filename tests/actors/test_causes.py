@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from actors import Actor
 from actors.causes import STRETCH, Effects, effects
+from actors.interface import read_interface
 from actors.recorder import record_episodes
 from actors.recording import Attention, Recording
 from agent import Agent, AgentConfig
@@ -155,6 +156,20 @@ def test_a_dependence_that_was_put_there_is_found() -> None:
     assert low <= 7 <= high
     others = np.delete(np.abs(found.slots), strongest)
     assert found.slots.max() > 3 * others.max()
+
+
+def test_memory_has_no_effect_where_one_action_is_possible() -> None:
+    torch.manual_seed(0)
+    envs = make_vector("gym:tests.envs.masked:Doors,is_forced=True", 1)
+    seen = read_interface(envs)
+    config = AgentConfig(torso="small", torso_size=8, core=COMPRESSIVE)
+    agent = Agent(config, seen.observation_shape, seen.actions, mask_at=seen.mask_at)
+    agent.policy.weight.data.mul_(300)
+    (recording,) = record_episodes(Actor(envs, agent, actor_id=0, seed=3), 1, with_effects=True)
+    assert recording.effects is not None
+    for found in recording.effects:
+        assert not found.slots.any()
+        assert not found.kinds.any()
 
 
 def test_effects_are_computed_if_asked_for_and_if_the_core_has_attention() -> None:

@@ -12,15 +12,17 @@ ACTIONS = 5
 class Doors(gymnasium.Env[Any, Any]):
     """Two of five doors are open, and one of these two is right: the one that was right before is shut.
 
-    The mask is among the observations, before and behind other numbers; or, with `in_infos`, among the infos.
+    The mask is among the observations, before and behind other numbers; or, with `in_infos`, among the infos. With
+    `is_forced` only the right door is open.
     """
 
     observation_space: spaces.Dict
     action_space = spaces.Discrete(ACTIONS)
     length = 8
 
-    def __init__(self, in_infos: bool = False) -> None:
+    def __init__(self, in_infos: bool = False, is_forced: bool = False) -> None:
         self.in_infos = in_infos
+        self.is_forced = is_forced
         parts: dict[str, spaces.Space[Any]] = {"above": spaces.Discrete(3), "right": spaces.Discrete(ACTIONS)}
         if not in_infos:
             parts["action_mask"] = spaces.MultiBinary(ACTIONS)
@@ -46,7 +48,8 @@ class Doors(gymnasium.Env[Any, Any]):
         self.right, other = self.np_random.choice(ACTIONS, 2, replace=False).tolist()
         self.mask = np.zeros(ACTIONS, np.int8)
         if self.steps < self.length:  # at its end nothing is possible
-            self.mask[[self.right, other]] = 1
+            self.mask[self.right] = 1
+            self.mask[other] = not self.is_forced
         parts = {"above": 1, "right": self.right, "action_mask": self.mask, "zero": np.zeros(2, np.float32)}
         observation = {name: parts[name] for name in self.observation_space}
         return observation, {"action_mask": self.mask} if self.in_infos else {}
