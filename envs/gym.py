@@ -29,7 +29,7 @@ from envs.actions import adapt_actions
 from envs.gymnasium_names import with_known_names
 from envs.masks import MASK, PossibleActions, has_mask, with_mask_of_infos
 from envs.observations import adapt_observations
-from envs.outputs import checked, line
+from envs.outputs import checked, line, wrappers_of
 
 logger = logging.getLogger(__name__)
 
@@ -127,11 +127,10 @@ def _make_checked(name: str, identity: str | EnvSpec, fields: dict[str, Any]) ->
 def _normalizing(env: Env) -> list[str]:
     """Those of `NORMALIZING` in which an environment is, if their statistics still change."""
     found = []
-    while isinstance(env, gymnasium.Wrapper):
+    for layer in wrappers_of(env):
         for wrapper in (NormalizeObservation, NormalizeReward):
-            if isinstance(env, wrapper) and env.update_running_mean:
+            if isinstance(layer, wrapper) and layer.update_running_mean:
                 found.append(wrapper.__name__)
-        env = env.env
     return found
 
 

@@ -4,11 +4,12 @@ From the documentation of each environment (gymnasium.farama.org). Those of MuJo
 """
 
 import math
-from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import gymnasium
 from gymnasium import spaces
+
+from envs.outputs import wrappers_of
 
 Names = tuple[str, ...]
 
@@ -54,7 +55,7 @@ def with_known_names(env: gymnasium.Env[Any, Any]) -> gymnasium.Env[Any, Any]:
     """
     own = env.unwrapped
     is_theirs = type(own).__module__.startswith("gymnasium.envs.")
-    if not is_theirs or not all(map(_keeps_meaning, _wrappers(env))):
+    if not is_theirs or not all(map(_keeps_meaning, wrappers_of(env))):
         return env
 
     known = KNOWN_NAMES.get(type(own).__name__, KnownNames((_joints(own),)))
@@ -67,13 +68,6 @@ def with_known_names(env: gymnasium.Env[Any, Any]) -> gymnasium.Env[Any, Any]:
     if found:
         env.metadata = {**found, **env.metadata}
     return env
-
-
-def _wrappers(env: gymnasium.Env[Any, Any]) -> Iterator[gymnasium.Wrapper[Any, Any, Any, Any]]:
-    """The wrappers of an environment, the outer ones first."""
-    while isinstance(env, gymnasium.Wrapper):
-        yield env
-        env = env.env
 
 
 def _keeps_meaning(wrapper: gymnasium.Wrapper[Any, Any, Any, Any]) -> bool:

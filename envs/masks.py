@@ -13,8 +13,7 @@ import numpy as np
 from gymnasium import spaces
 from numpy.typing import NDArray
 
-from envs.guard import OutputError
-from envs.outputs import describe_value, line
+from envs.outputs import conformer, line
 
 Env = gymnasium.Env[Any, Any]
 MASK = "action_mask"
@@ -22,37 +21,37 @@ MASK = "action_mask"
 
 
 class MaskOfInfos(gymnasium.Wrapper[Any, Any, Any, Any]):
-    """An environment whose observations have the mask of its infos."""
+    """An environment whose observations have the mask of its infos.
+
+    Raises:
+        ValueError: if its actions are not those of a Discrete space.
+        OutputError: from `reset` and `step`, if the infos have no mask, or one of another form.
+    """
 
     def __init__(self, env: Env) -> None:
         super().__init__(env)
         if not isinstance(env.action_space, spaces.Discrete):
             raise ValueError(f"{MASK}: expected an environment with Discrete actions, got {line(env.action_space)}")
+        masks = spaces.Dict({MASK: spaces.MultiBinary(int(env.action_space.n))})
+        self._conform_first = conformer(masks, "reset: info")
+        self._conform = conformer(masks, "step: info")
         own = env.observation_space
-        mask = spaces.MultiBinary(int(env.action_space.n))
         self.has_parts = isinstance(own, spaces.Dict)
         parts = dict(own.spaces) if isinstance(own, spaces.Dict) else {"observation": own}
-        self.observation_space = spaces.Dict({**parts, MASK: mask})
+        self.observation_space = spaces.Dict({**parts, **masks.spaces})
 
     def reset(self, **options: Any) -> tuple[Any, dict[str, Any]]:
         """See gymnasium."""
         observation, infos = self.env.reset(**options)
-        return self._joined("reset", observation, infos), infos
+        return self._parts(observation) | self._conform_first(infos), infos
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
         """See gymnasium."""
         observation, reward, terminated, truncated, infos = self.env.step(action)
-        return self._joined("step", observation, infos), reward, terminated, truncated, infos
+        return self._parts(observation) | self._conform(infos), reward, terminated, truncated, infos
 
-    def _joined(self, call: str, observation: Any, infos: dict[str, Any]) -> dict[str, Any]:
-        given = infos.get(MASK)
-        mask = np.asarray(given)
-        space = self.observation_space[MASK]  # type: ignore[index]
-        if mask.shape != space.shape or not np.isin(mask, (0, 1)).all():
-            expected = f"0 or 1 for each of {space.n} actions"
-            raise OutputError(f"{call}: info[{MASK!r}]: expected {expected}, got {describe_value(given)}")
-        parts = observation if self.has_parts else {"observation": observation}
-        return {**parts, MASK: mask.astype(space.dtype)}
+    def _parts(self, observation: Any) -> dict[str, Any]:
+        return dict(observation) if self.has_parts else {"observation": observation}
 
 
 class PossibleActions(gymnasium.Wrapper[Any, Any, Any, Any]):
@@ -99,8 +98,8 @@ class PossibleActions(gymnasium.Wrapper[Any, Any, Any, Any]):
 
 
 def _possible(observation: Any) -> NDArray[np.bool_]:
-    """Which actions are possible. A copy: an environment may write into its mask."""
-    return np.array(observation[MASK]) > 0.5
+    """Which actions are possible; an array of its own, because an environment may write into its mask."""
+    return np.asarray(observation[MASK]) > 0.5
 
 
 def has_mask(space: spaces.Space[Any]) -> bool:

@@ -89,6 +89,13 @@ def checked(env: Env) -> Env:
     return CheckedEnv(env)
 
 
+def wrappers_of(env: Env) -> Iterator[gymnasium.Wrapper[Any, Any, Any, Any]]:
+    """The wrappers of an environment, the outer ones first."""
+    while isinstance(env, gymnasium.Wrapper):
+        yield env
+        env = env.env
+
+
 def _require_metadata(metadata: Mapping[str, Any]) -> None:
     """Raises a ValueError for entries that this program reads and that have another form than it expects."""
     repeat = metadata.get("action_repeat", 1)

@@ -56,14 +56,14 @@ class Doors(gymnasium.Env[Any, Any]):
 
 
 class Plain(gymnasium.Env[Any, Any]):
-    """Without numbers but one; its infos have what it was made with as the mask."""
+    """Observes one number; its infos are what it was made with."""
 
     metadata: ClassVar[dict[str, Any]] = {}
     observation_space = spaces.Box(-1, 1, (1,), np.float32)
     action_space = spaces.Discrete(2)
 
-    def __init__(self, mask: Any = None) -> None:
-        self.infos = {} if mask is None else {"action_mask": mask}
+    def __init__(self, infos: Any = None) -> None:
+        self.infos = infos
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
         """See gymnasium."""

@@ -4,6 +4,7 @@ import gymnasium
 import numpy as np
 import pytest
 from gymnasium.envs.classic_control import CartPoleEnv
+from gymnasium.envs.toy_text import CliffWalkingEnv, TaxiEnv
 from gymnasium.wrappers import TimeLimit, TransformAction, TransformObservation
 
 import envs
@@ -61,6 +62,34 @@ def test_the_frozen_lake_calls_its_directions_the_same() -> None:
     (names,) = KNOWN_NAMES["FrozenLakeEnv"].actions
     for name in names:
         assert names.index(name) == getattr(frozen_lake, name.upper())
+
+
+def test_names_of_actions_are_what_they_do() -> None:
+    (pushes,) = CARTPOLE.actions
+    for name, sign in (("left", -1), ("right", 1)):
+        env = CartPoleEnv()
+        env.reset(seed=0)
+        before = env.state[1]
+        (_, velocity, _, _), *_ = env.step(pushes.index(name))
+        assert sign * (velocity - before) > 0
+
+    (names,) = KNOWN_NAMES["TaxiEnv"].actions
+    taxi = TaxiEnv()
+    taxi.reset(seed=0)
+    for name, row, column in (("down", 3, 2), ("up", 1, 2), ("right", 2, 3), ("left", 2, 1)):
+        taxi.s = taxi.encode(2, 2, 0, 1)
+        state, *_ = taxi.step(names.index(name))
+        assert tuple(taxi.decode(state))[:2] == (row, column)
+    for name, passenger, reward in (("pick up", 0, -1), ("drop off", 4, 20)):
+        taxi.s = taxi.encode(0, 0, passenger, 0)
+        assert taxi.step(names.index(name))[1] == reward
+
+    (moves,) = KNOWN_NAMES["CliffWalkingEnv"].actions
+    cliff = CliffWalkingEnv()
+    cliff.reset(seed=0)
+    for name, cell in (("up", 1 * 12 + 5), ("right", 2 * 12 + 6), ("left", 2 * 12 + 4), ("down", 3 * 12)):
+        cliff.s = 2 * 12 + 5  # below is the cliff, from which one is taken to the start
+        assert cliff.step(moves.index(name))[0] == cell
 
 
 def test_wrappers_and_subclasses_may_give_another_meaning() -> None:

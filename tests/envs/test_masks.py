@@ -104,11 +104,19 @@ def test_masks_of_numbers(mask: spaces.Space[Any]) -> None:
     assert adapt(Shown(mask, spaces.Discrete(5))).metadata["action_mask_at"] == 0
 
 
-@pytest.mark.parametrize("mask", [None, [1], [1, 2], [1, np.nan], "yes", np.ones((2, 1))])
-def test_infos_without_a_mask(mask: Any) -> None:
-    env = MaskOfInfos(Plain(mask))
-    with pytest.raises(OutputError, match="reset: info\\['action_mask'\\]: expected 0 or 1 for each of 2 actions"):
+@pytest.mark.parametrize("mask", [[1], [1, 2], [1, np.nan], [1, [2]], "yes", np.ones((2, 1))])
+def test_infos_with_a_mask_of_another_form(mask: Any) -> None:
+    with pytest.raises(OutputError, match=r"^reset: info\['action_mask'\]: expected .*2"):
+        MaskOfInfos(Plain({MASK: mask})).reset()
+
+
+@pytest.mark.parametrize("infos", [None, {}, {"mask": [1, 1]}, [1, 1]])
+def test_infos_without_a_mask(infos: Any) -> None:
+    env = MaskOfInfos(Plain(infos))
+    with pytest.raises(OutputError, match=r"^reset: info: expected a dict of 'action_mask', got "):
         env.reset()
+    with pytest.raises(OutputError, match=r"^step: info: expected a dict of 'action_mask', got "):
+        env.step(0)
 
 
 def test_the_field_asks_for_a_mask_that_can_be() -> None:
