@@ -25,7 +25,7 @@ from agent.encoders import (
     vectors_of,
 )
 from agent.moments import Standardization
-from agent.policies import ActionSpace, Policy, exclude, make_policy
+from agent.policies import ActionSpace, Numbers, Policy, exclude, make_policy
 from agent.popart import PopArt
 from agent.prediction import FuturePrediction
 from agent.trajectory import Observation, Sensed, image_of, map_sensed
@@ -79,7 +79,7 @@ class Encoded(NamedTuple):
     action: [B, T, A], the last action.
     standardized: the observation without its instruction, [B T, ...], or a tuple of several parts, as torsos get it:
         its vectors standardized, if the configuration asks for that.
-    possible: [B, T, actions] bool, see `Agent.possible_actions`.
+    possible: [B, T, P] bool, see `Agent.possible_actions`.
     """
 
     inputs: Tensor
@@ -89,15 +89,16 @@ class Encoded(NamedTuple):
     possible: Tensor | None
 
 
-def _require_mask(made_for: MadeFor) -> None:
-    """Raises a ValueError if an environment's vector has no room for the mask of its actions."""
+def _require_mask(made_for: MadeFor, policy: Policy) -> None:
+    """Raises a ValueError if an environment's actions have numbers, or its vector has no room for a mask of them."""
+    parts = () if isinstance(made_for.actions, int) else made_for.actions
+    if any(isinstance(part, Numbers) for part in parts):
+        raise ValueError(f"mask_at: expected actions that are choices, got {made_for.actions}")
     sizes = vector_sizes(made_for.observation_shape)
-    if not isinstance(made_for.actions, int):
-        raise ValueError(f"mask_at: expected actions of a Discrete space, got {made_for.actions}")
     size = sizes[-1] if sizes else 0
-    most = size - made_for.actions
+    most = size - policy.num_parameters
     if made_for.mask_at is None or not 0 <= made_for.mask_at <= most:
-        expected = f"{made_for.actions} elements of the last vector, which has {size}"
+        expected = f"{policy.num_parameters} elements of the last vector, which has {size}"
         raise ValueError(f"mask_at: expected the first of {expected}, got {made_for.mask_at}")
 
 
@@ -131,8 +132,8 @@ class Agent(nn.Module):
         actions: number of actions of a Discrete space, or the parts of another; see `agent.policies`.
         vocabulary: number of word ids of instructions, 0 if the environment has none.
         popart_tasks: number of tasks whose values are normalized, 0 for a plain value head (see `agent.popart`).
-        mask_at: the first element, in the last vector of observations, of those that say for each action whether it is
-            possible; None if all are.
+        mask_at: the first element, in the last vector of observations, of those that say for each action, or for each
+            value of each choice, whether it is possible; None if all are.
 
     Raises:
         ValueError: if the network does not fit the environment.
@@ -158,7 +159,7 @@ class Agent(nn.Module):
         self.made_for = MadeFor(observation_shape, actions, vocabulary, popart_tasks, mask_at)
         self.distribution = make_policy(actions, config.action_bounds, config.action_scale)
         if mask_at is not None:
-            _require_mask(self.made_for)
+            _require_mask(self.made_for, self.distribution)
         self.action_shape = self.distribution.none(1).shape[1:]  # of a row
         model_size = config.core.model_size
 
@@ -324,15 +325,15 @@ class Agent(nn.Module):
         return Encoded(inputs, torso_features, action, standardized, possible)
 
     def possible_actions(self, sensed: Sensed) -> Tensor | None:
-        """[..., actions] bool: which actions are possible where an observation without instruction has a mask.
+        """[..., P] bool: which actions, or values of choices, the mask of an observation without instruction allows.
 
-        All of them where the mask excludes all. None if the environment has no mask.
+        All values of a choice where the mask excludes all of them. None if the environment has no mask.
         """
         if self.made_for.mask_at is None:
             return None
         vector = vectors_of(sensed)[-1]
         mask = vector.narrow(-1, self.made_for.mask_at, self.distribution.num_parameters) > 0.5
-        return mask | ~mask.any(dim=-1, keepdim=True)
+        return self.distribution.with_any(mask)
 
     def remember(
         self, inputs: Tensor, reset: Tensor, state: State, return_attention: bool = False, **options: Any

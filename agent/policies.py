@@ -45,7 +45,7 @@ distances the error falls exponentially with the number of nodes; it is below 1e
 SMALL_TABLE = 256
 """Tables of logits up to this size are not divided, however much of them is padding."""
 IMPOSSIBLE = -1e9
-"""The logit of an impossible action: its probability is exactly 0, while nothing becomes infinite."""
+"""The logit of what is impossible: its probability is exactly 0, while nothing becomes infinite."""
 NONE = -1
 """Stands for the last choice at the start of an episode."""
 
@@ -125,6 +125,14 @@ class Policy(nn.Module, ABC):
         """
 
     @abstractmethod
+    def with_any(self, mask: Tensor) -> Tensor:
+        """A mask of the values of all choices, [..., P] bool, with all values of a choice of which it has none.
+
+        Raises:
+            ValueError: if there are numbers, which no mask can exclude.
+        """
+
+    @abstractmethod
     def effect(self, action: Tensor) -> Tensor:
         """What the environment receives for sampled actions; the same form."""
 
@@ -191,6 +199,9 @@ class Categorical(Policy):
         count = is_possible.sum(dim=-1)
         log_probs = torch.log_softmax(parameters, dim=-1).masked_fill(~is_possible, 0.0)
         return log_probs.sum(dim=-1) / count + count.log()
+
+    def with_any(self, mask: Tensor) -> Tensor:
+        return mask | ~mask.any(dim=-1, keepdim=True)
 
     def effect(self, action: Tensor) -> Tensor:
         return action
@@ -313,6 +324,12 @@ class Joint(Policy):
             total = total + by_column(block, own).sum(dim=-1)
         return total
 
+    def with_any(self, mask: Tensor) -> Tensor:
+        parts: list[Tensor] = []
+        for block, own in zip(self.blocks, mask.split(self._parameter_counts, dim=-1), strict=True):
+            parts.append(block.with_any(own))
+        return torch.cat(parts, dim=-1)
+
     def effect(self, action: Tensor) -> Tensor:
         received: list[Tensor] = []
         for block, columns in zip(self.blocks, action.split(self._column_counts, dim=-1), strict=True):
@@ -371,6 +388,9 @@ class _Block(nn.Module, ABC):
 
     @abstractmethod
     def evennesses(self, parameters: Tensor) -> Tensor: ...
+
+    @abstractmethod
+    def with_any(self, mask: Tensor) -> Tensor: ...
 
     @abstractmethod
     def effect(self, columns: Tensor) -> Tensor: ...
@@ -435,10 +455,16 @@ class _Choices(_Block):
 
     def evennesses(self, parameters: Tensor) -> Tensor:
         table = self._table(parameters, -math.inf)
-        exists = table != -math.inf
-        sizes = exists.sum(dim=-1)
-        log_probs = table.log_softmax(dim=-1).masked_fill(~exists, 0.0)
-        return log_probs.sum(dim=-1) / sizes + sizes.log()
+        is_possible = table > IMPOSSIBLE / 2
+        counts = is_possible.sum(dim=-1)
+        log_probs = table.log_softmax(dim=-1).masked_fill(~is_possible, 0.0)
+        return log_probs.sum(dim=-1) / counts + counts.log()
+
+    def with_any(self, mask: Tensor) -> Tensor:
+        has_any = self._table(mask, False).any(dim=-1)  # [..., K]
+        # Those of each choice for all of its values.
+        has_any_table = has_any[..., None].expand(*has_any.shape, self.most)
+        return mask | ~has_any_table.flatten(-2)[..., self.places]
 
     def effect(self, columns: Tensor) -> Tensor:
         return columns
@@ -535,6 +561,9 @@ class _Gaussian(_Block):
     def evennesses(self, parameters: Tensor) -> Tensor:
         # Not all numbers have bounds between which they could be uniform.
         return self.entropies(parameters)
+
+    def with_any(self, mask: Tensor) -> Tensor:
+        raise ValueError(f"mask: expected choices alone, got {self.num_columns} numbers")
 
     def effect(self, columns: Tensor) -> Tensor:
         within = torch.where(self.squashed, columns.tanh(), columns.clamp(-1, 1))

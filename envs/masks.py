@@ -1,9 +1,10 @@
 """Masks: environments that say which of their actions are possible in the present state.
 
-A mask has one number for each action of a Discrete space, 0 where the action is impossible. It is "action_mask" in a
-Dict of observations, as in PettingZoo and RLlib. Some environments, such as gymnasium's Taxi, return it among their
-infos instead: `with_mask_of_infos` moves it into the observations. There it travels with them to actors and learners,
-into replay, recordings and exported agents, and `agent.Agent` gives impossible actions a probability of 0.
+A mask has one number for each action of a Discrete space, 0 where the action is impossible. Of actions of several
+choices, such as MultiDiscrete, it has one for each value of each choice, one choice after the other. It is
+"action_mask" in a Dict of observations, as in PettingZoo and RLlib. Some environments, such as gymnasium's Taxi, return
+it among their infos instead: `with_mask_of_infos` moves it into the observations. There it travels with them to actors
+and learners, into replay, recordings and exported agents, and `agent.Agent` gives impossible actions a probability of 0.
 """
 
 from typing import Any
@@ -13,6 +14,7 @@ import numpy as np
 from gymnasium import spaces
 from numpy.typing import NDArray
 
+from envs.actions import ActionVector, ChoiceColumn, actions_as
 from envs.outputs import conformer, line
 
 Env = gymnasium.Env[Any, Any]
@@ -20,19 +22,39 @@ MASK = "action_mask"
 """The key of a mask, in observations and in infos."""
 
 
+def choice_sizes(actions: spaces.Space[Any]) -> list[int]:
+    """How many values each choice of an action has, of a Discrete space from 0 or an `ActionVector`.
+
+    Raises:
+        ValueError: for actions with numbers, of which no mask is known.
+    """
+    if isinstance(actions, spaces.Discrete):
+        return [int(actions.n)]
+    assert isinstance(actions, ActionVector)
+    sizes: list[int] = []
+    for part in actions.parts:
+        if not isinstance(part, ChoiceColumn):
+            raise ValueError(f"expected actions that are choices, got {line(actions)}")
+        sizes.append(part.size)
+    return sizes
+
+
 class MaskOfInfos(gymnasium.Wrapper[Any, Any, Any, Any]):
     """An environment whose observations have the mask of its infos.
 
     Raises:
-        ValueError: if its actions are not those of a Discrete space.
+        ValueError: if its actions are not choices.
         OutputError: from `reset` and `step`, if the infos have no mask, or one of another form.
     """
 
     def __init__(self, env: Env) -> None:
         super().__init__(env)
-        if not isinstance(env.action_space, spaces.Discrete):
-            raise ValueError(f"{MASK}: expected an environment with Discrete actions, got {line(env.action_space)}")
-        masks = spaces.Dict({MASK: spaces.MultiBinary(int(env.action_space.n))})
+        shown, _ = actions_as(env.action_space)
+        try:
+            sizes = choice_sizes(shown)
+        except ValueError as error:
+            raise ValueError(f"{MASK}: {error}") from None
+        masks = spaces.Dict({MASK: spaces.MultiBinary(sum(sizes))})
         self._conform_first = conformer(masks, "reset: info")
         self._conform = conformer(masks, "step: info")
         own = env.observation_space
@@ -55,28 +77,35 @@ class MaskOfInfos(gymnasium.Wrapper[Any, Any, Any, Any]):
 
 
 class PossibleActions(gymnasium.Wrapper[Any, Any, Any, Any]):
-    """An environment with a mask, of which no impossible action is asked.
+    """An environment with a mask, of which nothing impossible is asked.
 
-    An agent's policy excludes these actions; uniformly random ones, as of `evaluate --policy random`, do not know of
-    the mask. In place of one that is impossible a possible one is drawn, so that they are uniform among the possible.
-    Where the mask excludes all actions, which may be at the end of an episode, they stay as they are.
+    An agent's policy excludes what is impossible; uniformly random actions, as of `evaluate --policy random`, do not
+    know of the mask. In place of an impossible value of a choice a possible one is drawn, so that they are uniform
+    among the possible. Where the mask excludes all values of a choice, which may be at the end of an episode, it stays
+    as it is.
 
-    Raises a ValueError if the actions are not those of a Discrete space, or the mask has not a number for each.
+    Args:
+        env: its actions are those of a Discrete space from 0, or of an `ActionVector`.
+
+    Raises a ValueError if the actions are not choices, or the mask has not a number for each of their values.
     """
 
     def __init__(self, env: Env) -> None:
         super().__init__(env)
-        actions = env.action_space
-        if not isinstance(actions, spaces.Discrete):
+        try:
+            self.sizes = choice_sizes(env.action_space)
+        except ValueError as error:
             hint = f"give {MASK} another name if it is no mask of actions"
-            raise ValueError(f"observation[{MASK!r}]: expected Discrete actions, got {line(actions)}; {hint}")
+            raise ValueError(f"observation[{MASK!r}]: {error}; {hint}") from None
         mask = env.observation_space[MASK]  # type: ignore[index]
         is_flag = isinstance(mask, spaces.MultiBinary)
         is_number = isinstance(mask, spaces.Box) and bool((mask.low >= 0).all() and (mask.high <= 1).all())
-        if mask.shape != (actions.n,) or not (is_flag or is_number):
-            expected = f"MultiBinary({actions.n}), or a Box of 0 to 1 of as many numbers: one for each action"
+        size = sum(self.sizes)
+        if mask.shape != (size,) or not (is_flag or is_number):
+            each = "action" if len(self.sizes) == 1 else "value of each choice"
+            expected = f"MultiBinary({size}), or a Box of 0 to 1 of as many numbers: one for each {each}"
             raise ValueError(f"observation[{MASK!r}]: expected {expected}, got {line(mask)}")
-        self.mask: NDArray[Any] = np.ones(int(actions.n), bool)
+        self.masks = self._split(np.ones(size, bool))
         self.generator = np.random.default_rng(0)
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
@@ -85,20 +114,38 @@ class PossibleActions(gymnasium.Wrapper[Any, Any, Any, Any]):
             # The environment's own generator has the same seed, but must not have the same numbers.
             self.generator = np.random.default_rng([seed, 1])
         observation, infos = self.env.reset(seed=seed, options=options)
-        self.mask = _possible(observation)
+        self.masks = self._split(_possible(observation))
         return observation, infos
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
         """See gymnasium."""
-        if not self.mask[action] and self.mask.any():
-            action = self.generator.choice(np.flatnonzero(self.mask))
-        observation, *rest = self.env.step(action)
-        self.mask = _possible(observation)
+        observation, *rest = self.env.step(self._possible_action(action))
+        self.masks = self._split(_possible(observation))
         return observation, *rest
+
+    def _possible_action(self, action: Any) -> Any:
+        """The action, with a possible value in place of each impossible one."""
+        if isinstance(self.env.action_space, spaces.Discrete):
+            return self._possible_value(action, self.masks[0])
+        values = [self._possible_value(value, mask) for value, mask in zip(action, self.masks, strict=True)]
+        return np.array(values, np.float32)
+
+    def _possible_value(self, value: Any, mask: NDArray[np.bool_]) -> Any:
+        exists = 0 <= value < len(mask) and value == int(value)
+        if not exists:
+            return value  # it is refused where actions are converted
+        if mask[int(value)] or not mask.any():
+            return value
+        return self.generator.choice(np.flatnonzero(mask))
+
+    def _split(self, mask: NDArray[np.bool_]) -> list[NDArray[np.bool_]]:
+        """A mask for each choice."""
+        ends = np.cumsum(self.sizes)
+        return np.split(mask, ends[:-1])
 
 
 def _possible(observation: Any) -> NDArray[np.bool_]:
-    """Which actions are possible; an array of its own, because an environment may write into its mask."""
+    """What is possible; an array of its own, because an environment may write into its mask."""
     return np.asarray(observation[MASK]) > 0.5
 
 

@@ -10,7 +10,7 @@ from torch.distributions import kl_divergence
 
 from agent import Agent, AgentConfig, AgentOutput
 from agent.acting_step import ActingStep
-from agent.policies import Choice, make_policy
+from agent.policies import Choice, Numbers, make_policy
 from tests.agent.agents import ACTIONS, CORES, IMAGE
 
 ROWS = 6
@@ -122,6 +122,58 @@ def test_impossible_actions_are_never_drawn() -> None:
         assert policy.log_prob(parameters, actions).isfinite().all()
 
 
+SIZES = (2, 300, 3, 5)  # of which the second is in a table of its own
+CHOICES = tuple(Choice(size) for size in SIZES)
+
+
+def test_a_mask_of_several_choices() -> None:
+    """Each choice is what it is alone, with its own part of the mask. The third has none at the first step."""
+    generator = torch.Generator().manual_seed(0)
+    mask = torch.rand(STEPS, sum(SIZES), generator=generator) < 0.5
+    masks = mask.split(SIZES, dim=-1)
+    for part in masks:
+        part[:, 0] |= ~part.any(dim=-1)
+    masks[2][0] = False
+    vector = torch.randn(1, STEPS, sum(SIZES) + 3, generator=generator)
+    vector[0, :, 2:-1] = mask.float()
+    torch.manual_seed(0)
+    config = AgentConfig(torso="small", torso_size=16, core=CORES["lstm"])
+    agent = Agent(config, (sum(SIZES) + 3,), CHOICES, mask_at=2).eval()
+    agent.policy.weight.data.mul_(100)
+    given = {
+        "observation": vector,
+        "last_action": torch.zeros(1, STEPS, len(SIZES)),
+        "last_reward": torch.zeros(1, STEPS),
+        "reset": torch.zeros(1, STEPS, dtype=torch.bool),
+    }
+    parameters = agent(**given, state=agent.initial_state(1)).policy_parameters[0]
+    assert parameters.isfinite().all()
+    policy = agent.distribution
+    uniform = torch.rand(1000, 1, policy.num_uniform, generator=generator)
+    drawn = policy.sample(parameters.expand(1000, *parameters.shape), uniform)  # [1000, T, K]
+    drawn[0] = policy.mode(parameters)
+
+    log_probs = policy.log_prob(parameters.expand(1000, *parameters.shape), drawn)
+    expected_log_probs = torch.zeros_like(log_probs)
+    expected_entropy = torch.zeros(STEPS)
+    expected_evenness = torch.zeros(STEPS)
+    for column, own_parameters in enumerate(parameters.split(SIZES, dim=-1)):
+        own_mask = masks[column].clone()
+        own_mask[~own_mask.any(dim=-1)] = True
+        assert own_mask.expand(1000, *own_mask.shape).gather(-1, drawn[..., column, None].long()).all()
+        for step in range(STEPS):
+            alone = TorchCategorical(logits=own_parameters[step].masked_fill(~own_mask[step], -torch.inf))
+            expected_log_probs[:, step] += alone.log_prob(drawn[:, step, column])
+            possible = own_parameters[step][own_mask[step]]
+            among_possible = TorchCategorical(logits=possible)
+            expected_entropy[step] += among_possible.entropy()
+            uniform_choice = TorchCategorical(logits=torch.zeros_like(possible))
+            expected_evenness[step] -= kl_divergence(uniform_choice, among_possible)
+    torch.testing.assert_close(log_probs, expected_log_probs, atol=1e-4, rtol=1e-5)
+    torch.testing.assert_close(policy.entropy(parameters), expected_entropy, atol=1e-4, rtol=1e-5)
+    torch.testing.assert_close(policy.evenness(parameters), expected_evenness, atol=1e-3, rtol=1e-5)
+
+
 @pytest.mark.parametrize("name", ["compressive", "lstm"])
 def test_exported_agents_have_the_mask(name: str) -> None:
     given = inputs()
@@ -143,7 +195,13 @@ def test_exported_agents_have_the_mask(name: str) -> None:
         ((FEATURES,), ACTIONS, 5, "expected the first of 5 elements of the last vector, which has 9, got 5"),
         ((FEATURES,), ACTIONS, -1, "which has 9, got -1"),
         (IMAGE, ACTIONS, 0, "which has 0, got 0"),
-        ((FEATURES,), (Choice(3), Choice(2)), 0, "expected actions of a Discrete space"),
+        (
+            (FEATURES,),
+            (Choice(3), Choice(2)),
+            5,
+            "expected the first of 5 elements of the last vector, which has 9, got 5",
+        ),
+        ((FEATURES,), (Choice(3), Numbers((True,))), 0, "expected actions that are choices, got (Choice(size=3)"),
     ],
 )
 def test_masks_that_cannot_be(shape: Any, actions: Any, mask_at: int, words: str) -> None:

@@ -55,6 +55,59 @@ class Doors(gymnasium.Env[Any, Any]):
         return observation, {"action_mask": self.mask} if self.in_infos else {}
 
 
+class Dials(gymnasium.Env[Any, Any]):
+    """Each dial has one right value and, but for the second one, one more that is possible.
+
+    The values of the last dial begin with 5. With `in_infos` the mask is among the infos.
+    """
+
+    sizes = (3, 2, 4)
+    first = 5
+    action_space = spaces.Tuple((spaces.MultiDiscrete(sizes[:2]), spaces.Discrete(sizes[2], start=first)))
+    length = 8
+
+    def __init__(self, in_infos: bool = False) -> None:
+        self.in_infos = in_infos
+        parts: dict[str, spaces.Space[Any]] = {"right": spaces.MultiDiscrete(self.sizes)}
+        if not in_infos:
+            parts["action_mask"] = spaces.MultiBinary(sum(self.sizes))
+        self.observation_space = spaces.Dict(parts)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[dict[str, Any], dict[str, Any]]:
+        """See gymnasium."""
+        super().reset(seed=seed)
+        self.steps = 0
+        return self._observe()
+
+    def step(self, action: Any) -> tuple[dict[str, Any], float, bool, bool, dict[str, Any]]:
+        """See gymnasium."""
+        dials, last = action
+        values = [*dials.tolist(), int(last) - self.first]
+        for value, mask in zip(values, self.masks, strict=True):
+            if not mask[value]:
+                raise ValueError(f"{values} of {self.masks}")
+        reward = float(np.mean(np.array(values) == self.right))
+        self.steps += 1
+        observation, infos = self._observe()
+        return observation, reward, self.steps == self.length, False, infos
+
+    def _observe(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        self.right = []
+        self.masks = []
+        for size in self.sizes:
+            right, other = self.np_random.choice(size, 2, replace=False).tolist()
+            mask = np.zeros(size, np.int8)
+            mask[right] = 1
+            mask[other] = size > 2
+            self.right.append(right)
+            self.masks.append(mask)
+        joined = np.concatenate(self.masks)
+        observation = {"right": np.array(self.right)}
+        if self.in_infos:
+            return observation, {"action_mask": joined}
+        return {**observation, "action_mask": joined}, {}
+
+
 class Plain(gymnasium.Env[Any, Any]):
     """Observes one number; its infos are what it was made with."""
 

@@ -13,7 +13,7 @@ from actors.interface import read_interface
 from envs.guard import OutputError
 from envs.gym import adapt, make_env
 from envs.masks import MASK, MaskOfInfos, PossibleActions
-from tests.envs.masked import ACTIONS, Doors, Plain
+from tests.envs.masked import ACTIONS, Dials, Doors, Plain
 
 DOORS = "gym:tests.envs.masked:Doors"
 
@@ -84,13 +84,42 @@ def test_possible_actions_stay_and_seeds_repeat() -> None:
         assert reward == 1.0
 
 
+@pytest.mark.parametrize("in_infos", [False, True])
+def test_each_choice_of_several_has_a_mask(in_infos: bool) -> None:
+    """The environment raises an error for impossible values; a random possible one is right in half of the cases."""
+    name = "gym:tests.envs.masked:Dials" + (",in_infos=True,action_mask=True" if in_infos else "")
+    vector = envs.make_vector(name, 16)
+    known = read_interface(vector)
+    assert known.mask_at is not None
+    observation, _ = vector.reset(seed=0)
+    mask = observation[:, known.mask_at : known.mask_at + sum(Dials.sizes)]
+    of_dials = np.split(mask, np.cumsum(Dials.sizes)[:-1], axis=1)
+    assert [set(dial.sum(axis=1)) for dial in of_dials] == [{2.0}, {1.0}, {2.0}]
+
+    episodes = play_episodes(ScriptedActor(vector, "random", seed=0), 320)
+    mean = np.mean([episode.score for episode in episodes])
+    # Two of three dials have a variance of 1 / 4; the reward is the mean of three.
+    deviation = np.sqrt(Dials.length * 2 / 4 / 9 / len(episodes))
+    assert abs(mean - Dials.length * 2 / 3) < 5 * deviation
+
+
+def test_values_that_do_not_exist_are_named_although_there_is_a_mask() -> None:
+    env = adapt(Dials())
+    env.reset(seed=0)
+    for row in ([0, 0, 4], [-1, 0, 0], [0, 0.5, 0], [np.nan, 0, 0]):
+        with pytest.raises(OutputError, match="step: action: expected"):
+            env.step(np.array(row, np.float32))
+
+
 @pytest.mark.parametrize(
     ("mask", "actions", "words"),
     [
         (spaces.MultiBinary(4), spaces.Discrete(5), "expected MultiBinary(5), or a Box of 0 to 1"),
         (spaces.Box(-1, 1, (5,)), spaces.Discrete(5), "one for each action, got Box(-1.0, 1.0, (5,), float32)"),
         (spaces.Discrete(5), spaces.Discrete(5), "got Discrete(5)"),
-        (spaces.MultiBinary(5), spaces.MultiDiscrete([2, 3]), "expected Discrete actions, got ActionVector"),
+        (spaces.MultiBinary(6), spaces.MultiDiscrete([2, 3]), "expected MultiBinary(5), or a Box of 0 to 1"),
+        (spaces.MultiBinary(6), spaces.MultiDiscrete([2, 3]), "one for each value of each choice, got MultiBinary(6)"),
+        (spaces.MultiBinary(2), spaces.Box(-1, 1, (2,)), "expected actions that are choices, got ActionVector"),
     ],
 )
 def test_a_mask_of_another_form(mask: spaces.Space[Any], actions: spaces.Space[Any], words: str) -> None:
@@ -101,7 +130,8 @@ def test_a_mask_of_another_form(mask: spaces.Space[Any], actions: spaces.Space[A
 
 @pytest.mark.parametrize("mask", [spaces.MultiBinary(5), spaces.Box(0, 1, (5,)), spaces.Box(0, 1, (5,), np.int8)])
 def test_masks_of_numbers(mask: spaces.Space[Any]) -> None:
-    assert adapt(Shown(mask, spaces.Discrete(5))).metadata["action_mask_at"] == 0
+    for actions in (spaces.Discrete(5), spaces.MultiDiscrete([2, 3])):
+        assert adapt(Shown(mask, actions)).metadata["action_mask_at"] == 0
 
 
 @pytest.mark.parametrize("mask", [[1], [1, 2], [1, np.nan], [1, [2]], "yes", np.ones((2, 1))])
@@ -124,7 +154,7 @@ def test_the_field_asks_for_a_mask_that_can_be() -> None:
         make_env("tests.envs.masked:Plain", action_mask=1)
     with pytest.raises(ValueError, match="action_mask: expected observations without a mask"):
         make_env("tests.envs.masked:Doors", action_mask=True)
-    with pytest.raises(ValueError, match="action_mask: expected an environment with Discrete actions"):
+    with pytest.raises(ValueError, match="action_mask: expected actions that are choices"):
         make_env("Pendulum-v1", action_mask=True)
     assert "action_mask_at" not in make_env("tests.envs.masked:Plain", action_mask=False).metadata
 
