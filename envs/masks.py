@@ -4,7 +4,7 @@ A mask has one number for each action of a Discrete space, 0 where the action is
 choices, such as MultiDiscrete, it has one for each value of each choice, one choice after the other. It is
 "action_mask" in a Dict of observations, as in PettingZoo and RLlib. Some environments, such as gymnasium's Taxi, return
 it among their infos instead: `with_mask_of_infos` moves it into the observations. There it travels with them to actors
-and learners, into replay, recordings and exported agents, and `agent.Agent` gives impossible actions a probability of 0.
+and learners, into replay, recordings and exported agents. `agent.Agent` gives what is impossible a probability of 0.
 """
 
 from typing import Any

@@ -19,11 +19,21 @@ DOORS = "gym:tests.envs.masked:Doors"
 
 
 class Shown(gymnasium.Env[Any, Any]):
-    """Has spaces and no more."""
+    """Has these spaces, says that nothing is possible, and keeps what it is asked for."""
 
     def __init__(self, mask: spaces.Space[Any], actions: spaces.Space[Any]) -> None:
         self.observation_space = spaces.Dict({MASK: mask, "x": spaces.Box(0, 1, (2,), np.float32)})
         self.action_space = actions
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        """See gymnasium."""
+        return {MASK: np.zeros(5, np.int8), "x": np.zeros(2, np.float32)}, {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        """See gymnasium."""
+        self.asked_for = action
+        observation, _ = self.reset()
+        return observation, 0.0, False, False, {}
 
 
 @pytest.mark.parametrize("in_infos", [False, True])
@@ -82,6 +92,16 @@ def test_possible_actions_stay_and_seeds_repeat() -> None:
     for _ in range(Doors.length):
         observation, reward, *_ = env.step(int(observation["right"]))
         assert reward == 1.0
+
+
+@pytest.mark.parametrize(("actions", "asked_for"), [(spaces.Discrete(5), 4), (spaces.MultiDiscrete([2, 3]), [1, 2])])
+def test_a_mask_of_nothing_does_not_count(actions: spaces.Space[Any], asked_for: Any) -> None:
+    env = Shown(spaces.MultiBinary(5), actions)
+    adapted = adapt(env)
+    adapted.reset(seed=0)
+    for _ in range(3):
+        adapted.step(4 if isinstance(actions, spaces.Discrete) else np.array(asked_for, np.float32))
+        np.testing.assert_array_equal(env.asked_for, asked_for)
 
 
 @pytest.mark.parametrize("in_infos", [False, True])
