@@ -34,7 +34,7 @@ def status(options: StatusOptions) -> None:
             lines["kind"] = entry.kind
         lines["core"] = core_name(config)
         # The same words as those of `compressive runs`.
-        if row:
+        if entry.progress:
             lines["progress"] = entry.progress
         if entry.score is not None:
             lines["score"] = str(entry.score)

@@ -74,7 +74,7 @@ class Entry(NamedTuple):
         data: its environment or corpus.
         about: core and data.
         share: of the training that is done, 0 to 1.
-        amounts, progress: see `amounts_text` and `progress_text`.
+        amounts, progress: see `amounts_text` and `progress_text`; empty if nothing was measured.
         score: None if nothing was measured.
         age: seconds since its last row of metrics.
         next: the command to type next.
@@ -174,8 +174,8 @@ def read_entry(name: str, run: Run) -> Entry:
         data=data,
         about=f"{core_name(config)} on {data}",
         share=min(1.0, done / total),
-        amounts=amounts_text(kind, done, total),
-        progress=progress_text(kind, done, total),
+        amounts=amounts_text(kind, done, total) if row else "",
+        progress=progress_text(kind, done, total) if row else "",
         score=read_score(kind, read_summary(run), measured),
         age=_age(row),
         next=next_command(run, config, state),

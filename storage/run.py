@@ -285,7 +285,9 @@ class Run:
         if self.in_use:
             return "running" if row else "running; nothing measured yet"
         if not row.get(counter, math.nan) >= total:  # also if it is NaN
-            return "exported" if self.has_weights_alone else "stopped"
+            if self.has_weights_alone:
+                return "exported"
+            return "stopped" if row else "stopped; nothing measured yet"
         if self.evaluation_file().is_file():
             return "finished"
         return "exported" if self.has_weights_alone else "trained, but not evaluated"

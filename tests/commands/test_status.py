@@ -79,6 +79,15 @@ def test_states_of_a_run(copied: Copied, cli: Commands, monkeypatch: pytest.Monk
     assert rows["state"] == "running; nothing measured yet"
     assert "return in training" not in rows
 
+    # Stopped before its first row of metrics, but not before its first checkpoint.
+    rows = rows_of(run, cli)
+    assert rows["state"] == "stopped; nothing measured yet"
+    assert "progress" not in rows
+    assert shlex.split(rows["resume with"]) == again
+    listed = cli.run("runs", run.parent)
+    assert "stopped; nothing measured yet" in listed
+    assert "0 of" not in listed
+
 
 def test_status_and_runs_say_the_same(copied: Copied, cli: Commands) -> None:
     """Of a finished run its score in the evaluation, of others that of the last episodes of training."""
@@ -172,7 +181,7 @@ def test_runs_of_sequences(kind: str, tmp_path: Path, cli: Commands) -> None:
     run.write_config(to_plain(config))
     assert rows_of(run.path, cli) == {
         "run": str(run),
-        "state": "stopped",
+        "state": "stopped; nothing measured yet",
         "resume with": f"compressive {kind} train --resume {run}",
         "kind": kind,
         "core": "lstm",
