@@ -32,6 +32,8 @@ MOST_NUMBERS = 1_000_000
 """Most numbers of an observation that is a vector, and most actions."""
 SHOWN = 6
 """Most numbers of an array that an error shows; of longer ones it shows the range."""
+LONGEST_LINE = 300
+"""Most characters of a space that an error shows; of longer ones it shows the beginning and the end."""
 RESET = ("observation", "info")
 STEP = ("observation", "reward", "terminated", "truncated", "info")
 
@@ -362,8 +364,12 @@ def _why_no_array(value: Any) -> str:
 
 
 def line(space: spaces.Space[Any]) -> str:
-    """A space as text on one line, for errors."""
-    return " ".join(str(space).split())
+    """A space as text on one line, for errors: of a long one its beginning and its end."""
+    text = " ".join(str(space).split())
+    if len(text) <= LONGEST_LINE:
+        return text
+    half = LONGEST_LINE // 2
+    return f"{text[:half]} ... {text[-half:]}"
 
 
 def _keys(names: Mapping[Any, Any]) -> str:

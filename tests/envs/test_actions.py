@@ -263,6 +263,21 @@ def test_spaces_without_a_vector_are_refused_by_name(space: Any, problem: str) -
     assert "\n" not in str(caught.value)
 
 
+def test_of_a_long_space_errors_show_both_ends() -> None:
+    space = spaces.Dict({f"part {index}": spaces.Discrete(1 + index) for index in range(1000)})
+    with pytest.raises(ValueError, match=r"as action\['part 0'\]$"):
+        action_vector(space)
+    many = spaces.Dict({f"part {index}": spaces.Discrete(10_000) for index in range(1000)})
+    with pytest.raises(
+        ValueError, match="expected 1 to 1,000,000 choices and numbers, got 10,000,000 in Dict"
+    ) as raised:
+        action_vector(many)
+    message = str(raised.value)
+    assert len(message) < 400
+    assert "'part 0': Discrete(10000)" in message
+    assert message.endswith("'part 999': Discrete(10000))")
+
+
 def test_wide_bounds_do_not_overflow() -> None:
     for dtype in FLOATS:
         most = dtype(min(float(np.finfo(dtype).max), 9e9))
