@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 
 from envs.actions import adapt_actions
 from envs.gymnasium_names import with_known_names
-from envs.masks import MASK, PossibleActions, has_mask, with_mask_of_infos
+from envs.masks import MASK, PossibleActions, has_mask, with_mask
 from envs.observations import adapt_observations
 from envs.outputs import checked, line, wrappers_of
 
@@ -72,7 +72,7 @@ def make_env(name: str, /, **fields: Any) -> Env:
             or "module:Class" of an environment that is not registered, or "module:function" that makes one.
         fields: arguments of the environment and of `gymnasium.make`, such as max_episode_steps. Of MiniGrid also
             `view`, "symbols" or "pixels", and `tile`, height and width of a cell in pixels; see `_minigrid`. `shrink`
-            as of `adapt`, and `action_mask`, whether there is a mask among the infos (see `envs.masks`), unless the
+            as of `adapt`, and `action_mask`, whether infos or a method have a mask (see `envs.masks`), unless the
             environment has such a parameter itself.
 
     Raises:
@@ -84,7 +84,7 @@ def make_env(name: str, /, **fields: Any) -> Env:
     identity = spec_of_object(name) or register(name)
     of_images = _pop_ours(identity, fields, ("shrink",))
     of_view = _pop_ours(identity, fields, ("view", "tile"))
-    of_infos = _pop_ours(identity, fields, (MASK,))
+    of_mask = _pop_ours(identity, fields, (MASK,))
     env = with_known_names(_make_checked(name, identity, fields))
     for wrapper in _normalizing(env):
         _warn_of(name, wrapper)
@@ -92,7 +92,7 @@ def make_env(name: str, /, **fields: Any) -> Env:
         env = _minigrid(env, **of_view)
     elif of_view:
         raise ValueError(f"{' and '.join(of_view)}: expected an environment of MiniGrid, or one with such a parameter")
-    return adapt(with_mask_of_infos(env, **of_infos), **of_images)
+    return adapt(with_mask(env, **of_mask), **of_images)
 
 
 def _make_checked(name: str, identity: str | EnvSpec, fields: dict[str, Any]) -> Env:

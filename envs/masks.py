@@ -3,10 +3,13 @@
 A mask has one number for each action of a Discrete space, 0 where the action is impossible. Of actions of several
 choices, such as MultiDiscrete, it has one for each value of each choice, one choice after the other. It is
 "action_mask" in a Dict of observations, as in PettingZoo and RLlib. Some environments, such as gymnasium's Taxi, return
-it among their infos instead: `with_mask_of_infos` moves it into the observations. There it travels with them to actors
-and learners, into replay, recordings and exported agents. `agent.Agent` gives what is impossible a probability of 0.
+it among their infos instead, or have a method `action_masks`, as for sb3-contrib's MaskablePPO: `with_mask` moves it
+into the observations. There it travels with them to actors and learners, into replay, recordings and exported agents.
+`agent.Agent` gives what is impossible a probability of 0.
 """
 
+import functools
+import logging
 from typing import Any
 
 import gymnasium
@@ -14,12 +17,16 @@ import numpy as np
 from gymnasium import spaces
 from numpy.typing import NDArray
 
-from envs.actions import ActionVector, ChoiceColumn, actions_as
+from envs.actions import ActionVector, ChoiceColumn, Convert, actions_as
 from envs.outputs import conformer, line
+
+logger = logging.getLogger(__name__)
 
 Env = gymnasium.Env[Any, Any]
 MASK = "action_mask"
 """The key of a mask, in observations and in infos."""
+METHOD = "action_masks"
+"""The method that returns a mask."""
 
 
 def choice_sizes(actions: spaces.Space[Any]) -> list[int]:
@@ -39,12 +46,12 @@ def choice_sizes(actions: spaces.Space[Any]) -> list[int]:
     return sizes
 
 
-class MaskOfInfos(gymnasium.Wrapper[Any, Any, Any, Any]):
-    """An environment whose observations have the mask of its infos.
+class MaskMoved(gymnasium.Wrapper[Any, Any, Any, Any]):
+    """An environment whose observations have the mask of its method `action_masks` or, if it has none, of its infos.
 
     Raises:
         ValueError: if its actions are not choices.
-        OutputError: from `reset` and `step`, if the infos have no mask, or one of another form.
+        OutputError: from `reset` and `step`, if there is no mask, or one of another form.
     """
 
     def __init__(self, env: Env) -> None:
@@ -55,6 +62,8 @@ class MaskOfInfos(gymnasium.Wrapper[Any, Any, Any, Any]):
         except ValueError as error:
             raise ValueError(f"{MASK}: {error}") from None
         masks = spaces.Dict({MASK: spaces.MultiBinary(sum(sizes))})
+        self._ask = env.get_wrapper_attr(METHOD) if env.has_wrapper_attr(METHOD) else None
+        self._conform_asked = conformer(masks[MASK], f"{METHOD}()")
         self._conform_first = conformer(masks, "reset: info")
         self._conform = conformer(masks, "step: info")
         own = env.observation_space
@@ -65,12 +74,18 @@ class MaskOfInfos(gymnasium.Wrapper[Any, Any, Any, Any]):
     def reset(self, **options: Any) -> tuple[Any, dict[str, Any]]:
         """See gymnasium."""
         observation, infos = self.env.reset(**options)
-        return self._parts(observation) | self._conform_first(infos), infos
+        return self._parts(observation) | self._mask(infos, self._conform_first), infos
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
         """See gymnasium."""
         observation, reward, terminated, truncated, infos = self.env.step(action)
-        return self._parts(observation) | self._conform(infos), reward, terminated, truncated, infos
+        return self._parts(observation) | self._mask(infos, self._conform), reward, terminated, truncated, infos
+
+    def _mask(self, infos: Any, conform: Convert) -> dict[str, Any]:
+        if self._ask is None:
+            found: dict[str, Any] = conform(infos)
+            return found
+        return {MASK: self._conform_asked(self._ask())}
 
     def _parts(self, observation: Any) -> dict[str, Any]:
         return dict(observation) if self.has_parts else {"observation": observation}
@@ -105,7 +120,7 @@ class PossibleActions(gymnasium.Wrapper[Any, Any, Any, Any]):
             each = "action" if len(self.sizes) == 1 else "value of each choice"
             expected = f"MultiBinary({size}), or a Box of 0 to 1 of as many numbers: one for each {each}"
             raise ValueError(f"observation[{MASK!r}]: expected {expected}, got {line(mask)}")
-        self.masks = self._split(np.ones(size, bool))
+        self._masks = self._split(np.ones(size, bool))
         self.generator = np.random.default_rng(0)
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
@@ -114,20 +129,20 @@ class PossibleActions(gymnasium.Wrapper[Any, Any, Any, Any]):
             # The environment's own generator has the same seed, but must not have the same numbers.
             self.generator = np.random.default_rng([seed, 1])
         observation, infos = self.env.reset(seed=seed, options=options)
-        self.masks = self._split(_possible(observation))
+        self._masks = self._split(_possible(observation))
         return observation, infos
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
         """See gymnasium."""
         observation, *rest = self.env.step(self._possible_action(action))
-        self.masks = self._split(_possible(observation))
+        self._masks = self._split(_possible(observation))
         return observation, *rest
 
     def _possible_action(self, action: Any) -> Any:
         """The action, with a possible value in place of each impossible one."""
         if isinstance(self.env.action_space, spaces.Discrete):
-            return self._possible_value(action, self.masks[0])
-        values = [self._possible_value(value, mask) for value, mask in zip(action, self.masks, strict=True)]
+            return self._possible_value(action, self._masks[0])
+        values = [self._possible_value(value, mask) for value, mask in zip(action, self._masks, strict=True)]
         return np.array(values, np.float32)
 
     def _possible_value(self, value: Any, mask: NDArray[np.bool_]) -> Any:
@@ -154,12 +169,21 @@ def has_mask(space: spaces.Space[Any]) -> bool:
     return isinstance(space, spaces.Dict) and MASK in space.spaces
 
 
-def with_mask_of_infos(env: Env, action_mask: bool = False) -> Env:
-    """The environment with the mask of its infos among its observations, if that is asked for."""
+def with_mask(env: Env, action_mask: bool = False) -> Env:
+    """The environment with its mask among its observations, if that is asked for; see `MaskMoved`."""
     if type(action_mask) is not bool:
         raise ValueError(f"{MASK}: expected True or False, got {action_mask!r}")
     if not action_mask:
+        if env.has_wrapper_attr(METHOD) and not has_mask(env.observation_space):
+            _say_how(type(env.unwrapped).__name__)
         return env
     if has_mask(env.observation_space):
         raise ValueError(f"{MASK}: expected observations without a mask, got {line(env.observation_space)}")
-    return MaskOfInfos(env)
+    return MaskMoved(env)
+
+
+@functools.cache
+def _say_how(name: str) -> None:
+    """Warns once in a process, however many environments there are."""
+    how = f"the field {MASK}=True excludes the actions that it names"
+    logger.warning("%s has a method %s: %s", name, METHOD, how)

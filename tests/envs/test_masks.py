@@ -12,7 +12,7 @@ from actors.evaluation import ScriptedActor, play_episodes
 from actors.interface import read_interface
 from envs.guard import OutputError
 from envs.gym import adapt, make_env
-from envs.masks import MASK, MaskOfInfos, PossibleActions
+from envs.masks import MASK, MaskMoved, PossibleActions
 from tests.envs.masked import ACTIONS, Dials, Doors, Plain
 
 DOORS = "gym:tests.envs.masked:Doors"
@@ -157,12 +157,58 @@ def test_masks_of_numbers(mask: spaces.Space[Any]) -> None:
 @pytest.mark.parametrize("mask", [[1], [1, 2], [1, np.nan], [1, [2]], "yes", np.ones((2, 1))])
 def test_infos_with_a_mask_of_another_form(mask: Any) -> None:
     with pytest.raises(OutputError, match=r"^reset: info\['action_mask'\]: expected .*2"):
-        MaskOfInfos(Plain({MASK: mask})).reset()
+        MaskMoved(Plain({MASK: mask})).reset()
+
+
+class Asked(gymnasium.Wrapper[Any, Any, Any, Any]):
+    """As for sb3-contrib's MaskablePPO: a method of a wrapper, here with what the environment has drawn."""
+
+    def action_masks(self) -> Any:
+        """Flags for all values of all choices."""
+        return [bool(flag) for mask in self.get_wrapper_attr("masks") for flag in mask]
+
+
+def test_a_method_may_have_the_mask(caplog: pytest.LogCaptureFixture) -> None:
+    """In an environment that raises an error for impossible values."""
+    assert "action_mask_at" not in make_env("tests.envs.test_masks:asked_dials").metadata
+    (hint,) = caplog.messages
+    assert hint == "Dials has a method action_masks: the field action_mask=True excludes the actions that it names"
+    make_env("tests.envs.test_masks:asked_dials")
+    assert len(caplog.messages) == 1
+    env = make_env("tests.envs.test_masks:asked_dials", action_mask=True)
+    mask_at = env.metadata["action_mask_at"]
+    dials = env.unwrapped
+    assert isinstance(dials, Dials)
+    for seed in range(20):
+        observation, _ = env.reset(seed=seed)
+        over = False
+        while not over:
+            mask = observation[mask_at : mask_at + sum(Dials.sizes)]
+            np.testing.assert_array_equal(mask, np.concatenate(dials.masks))
+            observation, _, over, _, _ = env.step(np.zeros(3, np.float32))
+    assert len(caplog.messages) == 1
+
+
+def asked_dials() -> gymnasium.Env[Any, Any]:
+    """With no mask but that of the method."""
+    return Asked(Dials(in_infos=True))
+
+
+@pytest.mark.parametrize("mask", [None, [1], [1, 2], [[1], [1]]])
+def test_a_method_with_a_mask_of_another_form(mask: Any) -> None:
+    class Wrong(Plain):
+        def action_masks(self) -> Any:
+            """Not what it should be."""
+            return mask
+
+    env = MaskMoved(Wrong({}))
+    with pytest.raises(OutputError, match=r"^action_masks\(\): expected .*2"):
+        env.reset()
 
 
 @pytest.mark.parametrize("infos", [None, {}, {"mask": [1, 1]}, [1, 1]])
 def test_infos_without_a_mask(infos: Any) -> None:
-    env = MaskOfInfos(Plain(infos))
+    env = MaskMoved(Plain(infos))
     with pytest.raises(OutputError, match=r"^reset: info: expected a dict of 'action_mask', got "):
         env.reset()
     with pytest.raises(OutputError, match=r"^step: info: expected a dict of 'action_mask', got "):
