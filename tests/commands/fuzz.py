@@ -17,6 +17,8 @@ from typing import Any, NamedTuple
 
 from commands import COMMANDS
 
+TIMES = int(os.environ.get("FUZZ_TIMES", "1"))
+"""How many times as many cases are drawn; there are few enough by default to run with every change."""
 SECONDS = 20.0
 """A case that takes longer hangs; most take 0.02 to 0.7."""
 MEMORY = 8 << 30
