@@ -158,7 +158,9 @@ class Trainer(Training):
     def start_workers(self, stack: ExitStack, **placing: Any) -> None:
         labels = pairs("learner_labels", self.config.learner_labels)
         super().start_workers(stack, placement=self.config.learner_placement, labels=labels)
-        if self.config.resident and self.config.learner.device == "auto" and self.updater.device == "cpu":
+        # Of a single learner, `require_resident` has said so.
+        is_resident_group = self.config.resident and self.config.learners > 1
+        if is_resident_group and self.config.learner.device == "auto" and self.updater.device == "cpu":
             expected = "GPUs, and the cluster has none; --learner.device cpu does the same on CPUs, slowly"
             raise UserError(f"resident: expected {expected}")
         self.logged = self.learner.version
