@@ -474,6 +474,7 @@ def train_agent(
     for env in config.named_environments:
         prepare(env)
     trainer = Trainer(config, run, local)
+    run.wait_for_others(patience)
     new = not trainer.has_begun
     if new:
         trainer.inherit()
