@@ -343,7 +343,7 @@ def _summarize(episodes: list[Episode], env: str) -> Json:
         "return": _known(mean, low, high),
         **mean_normalized({env: mean}),
     }
-    # A scale is linear in the score, so the ends of the interval are scaled as the mean is.
+    # On each scale a better score is not worse, so the ends of the interval are those of the scaled score.
     if "low" in summary["return"]:
         lows = mean_normalized({env: low})
         highs = mean_normalized({env: high})

@@ -253,6 +253,18 @@ def test_a_trial_computes_on_its_own_cores(tmp_path: Path, monkeypatch: pytest.M
     assert found == [(3, 3)]
 
 
+def test_a_trial_that_is_stopped_before_it_begins_has_not_failed(tmp_path: Path) -> None:
+    """An earlier attempt may have."""
+    (config,) = grid(cores=("lstm",), fewest=1).values()
+    begin(tmp_path, {"trial": config}, "compressive compare ...")
+    run = Run(tmp_path / "trial")
+    run.path.mkdir()
+    run.error_file.write_text("ValueError: of the attempt before\n")
+    (tmp_path / sweep.STOP).touch()
+    sweep._run_trial(tmp_path, "trial", config, train_agent, 1, {})
+    assert sweep.failure(run) is None
+
+
 def test_a_trial_that_another_process_has_just_begun_is_resumed(tmp_path: Path) -> None:
     """As of a sweep that is resumed at once after its driver was killed: that process ends a little later."""
     config = dataclasses.replace(CONFIG, eval_episodes=2)
