@@ -210,6 +210,8 @@ class Trainer(Training):
             logger.warning("%s; the batch is dropped", error)
             return None
         except NotFinite as error:
+            if self.saved is None:  # the run is only tried out, and has no folder
+                raise
             raise error.extended(self._keep_batch(error.number, version)) from error
 
     def publish(self) -> None:
