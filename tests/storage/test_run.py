@@ -68,6 +68,30 @@ def test_one_process_uses_a_folder_at_a_time(tmp_path: Path) -> None:
     assert not Run(used).in_use
 
 
+def test_others_are_waited_for_also_if_they_remove_the_folder(tmp_path: Path) -> None:
+    run = Run(tmp_path / "run")
+    run.wait_for_others(0.0)
+    assert not run.path.exists()
+    errors: list[Exception] = []
+
+    def wait() -> None:
+        try:
+            Run(run.path).wait_for_others(20.0)
+        except (UserError, OSError) as error:
+            errors.append(error)
+
+    with run.claim(new=True):
+        with pytest.raises(UserError, match="in use by another process"):
+            Run(run.path).wait_for_others(0.0)
+        waiting = threading.Thread(target=wait)
+        waiting.start()
+        waiting.join(0.3)  # as in `contend`
+        assert waiting.is_alive()
+    waiting.join(30)
+    assert not errors
+    assert not run.path.exists()
+
+
 @pytest.mark.parametrize("name", ["config.json", "corpus.json", "tokenizer.json"])
 @pytest.mark.parametrize("content", ['{"precious": 1}', "[1]", "precious"])
 def test_a_file_of_the_user_is_not_taken_for_that_of_a_run(name: str, content: str, tmp_path: Path) -> None:
