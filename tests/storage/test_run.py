@@ -47,7 +47,7 @@ def contend(folder: Path, leave: str | None) -> str:
         Run(folder).write_config({"seed": 0})
         second = threading.Thread(target=wait)
         second.start()
-        second.join(0.3)  # between two polls of the lock, which are 0.2 s apart
+        second.join(0.3)  # some polls of the lock
         assert not told
         if leave:
             (folder / leave).parent.mkdir(exist_ok=True)
@@ -60,7 +60,9 @@ def test_one_process_uses_a_folder_at_a_time(tmp_path: Path) -> None:
     used = tmp_path / "used"
     assert "is not empty: expected a new folder, or --resume" in contend(used, "checkpoints/000000000010")
     assert (used / "config.json").exists()
-    assert str(tmp_path / "removed") in contend(tmp_path / "removed", None), "the first one removed it"
+    # The first one removed it; the second one may have looked just before that, and then makes it anew.
+    told = contend(tmp_path / "removed", None)
+    assert told == "claimed" or str(tmp_path / "removed") in told
     with Run(used).claim(new=False):
         assert Run(used).in_use
         with pytest.raises(UserError, match="in use by another process"), Run(used).claim(new=False):
