@@ -7,6 +7,7 @@ import os
 import shlex
 import sys
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from rich.console import Console
 from commands.options import CompareOptions
 from commands.parsing import parse_train
 from commands.shared_options import words_of
-from envs import require_consent
+from envs import EnvironmentFailed, require_consent
 from reports.comparison import FinishedRun, read_run, require_equal_data, text_name
 from reports.comparison import compare as compare_runs
 from reports.comparison_page import print_scores, write_reports
@@ -29,7 +30,7 @@ from storage.run import Run
 from training import grid, sweep
 from training.config import RunConfig
 from training.console import Busy, LiveLine, duration, plural, program, say, say_all
-from training.factories import import_core
+from training.factories import import_core, resolve_pixel_zero
 from training.signals import stop_on_signals
 from training.suites import SUITES
 from training.sweep_progress import is_finished
@@ -65,12 +66,13 @@ def compare(options: CompareOptions, words: Sequence[str], command: str) -> None
     _say_differences([config for config in trials.values() if isinstance(config, RunConfig)], beside, console)
     if _resources()["GPU"] and options.gpus_per_trial == 0:
         say(console, "all runs learn on the CPU; with --gpus-per-trial 0.25 four of them share a GPU", "yellow")
-    has_report = (folder / "report.html").exists()
-    try:
-        failed = _train(folder, trials, options, console)
-        has_report = has_report or any(Run(folder / name).evaluation_file().is_file() for name in trials)
-    finally:  # also of what there is when it was stopped
-        _scoreboard(folder, trials, beside, command, console, has_report)
+    with Run(folder).lock():
+        has_report = (folder / "report.html").exists()
+        try:
+            failed = _train(folder, trials, options, console)
+            has_report = has_report or any(Run(folder / name).evaluation_file().is_file() for name in trials)
+        finally:  # also of what there is when it was stopped
+            _scoreboard(folder, trials, beside, command, console, has_report)
 
     # What the trials left behind: a run that can be shown, or the reason why not.
     finished = []
@@ -361,36 +363,35 @@ def _try_data(trials: dict[str, Any]) -> None:
 
 
 def _train(folder: Path, trials: dict[str, Any], options: CompareOptions, console: Console) -> dict[str, str]:
-    """Trains all trials that are not finished; returns why others failed."""
+    """Trains all trials that are not finished, in a folder that is locked; returns why others failed."""
     from training.cluster import start_ray
 
-    with Run(folder).lock():
-        todo = [name for name, config in trials.items() if not is_finished(Run(folder / name), config)]
-        again = f"{program()} compare --resume {shlex.quote(str(folder))}{permissions(*trials.values())}"
-        again += words_of(options, *AT_RESUME)
-        lines = {
-            "folder": str(folder),
-            "runs": f"{len(trials)}, {len(trials) - len(todo)} of them finished",
-            **_films(trials),
-        }
-        if todo:
-            lines["stop"] = f"Ctrl-C, then resume with: {again}"
-        say_all(console, lines)
-        if not todo:
-            return {}
+    todo = [name for name, config in trials.items() if not is_finished(Run(folder / name), config)]
+    again = f"{program()} compare --resume {shlex.quote(str(folder))}{permissions(*trials.values())}"
+    again += words_of(options, *AT_RESUME)
+    lines = {
+        "folder": str(folder),
+        "runs": f"{len(trials)}, {len(trials) - len(todo)} of them finished",
+        **_films(trials),
+    }
+    if todo:
+        lines["stop"] = f"Ctrl-C, then resume with: {again}"
+    say_all(console, lines)
+    if not todo:
+        return {}
 
-        bundles = _bundles({name: trials[name] for name in todo}, options)
-        with (
-            start_ray(options.ray_address, _num_cpus(), 0, console),
-            stop_on_signals() as stop,
-            LiveLine(console, "comparing", "the first run") as line,
-        ):
-            train = functools.partial(_train_run, local=not options.remote_actors)
-            failed = sweep.run_trials(folder, trials, train, bundles, line, stop)
-        if stop.requested:
-            say(console, f"stopped; resume with: {again}")
-            sys.exit(128 + (stop.signal or 0))
-        return failed
+    bundles = _bundles({name: trials[name] for name in todo}, options)
+    with (
+        start_ray(options.ray_address, _num_cpus(), 0, console),
+        stop_on_signals() as stop,
+        LiveLine(console, "comparing", "the first run") as line,
+    ):
+        train = functools.partial(_train_run, local=not options.remote_actors)
+        failed = sweep.run_trials(folder, trials, train, bundles, line, stop)
+    if stop.requested:
+        say(console, f"stopped; resume with: {again}")
+        sys.exit(128 + (stop.signal or 0))
+    return failed
 
 
 def _films(trials: Mapping[str, Any]) -> dict[str, str]:
@@ -450,7 +451,10 @@ def _scoreboard(
     if not runs:
         return
     # A table of some of the runs says how many there will be.
-    runs += map(not_begun, waiting)
+    for config in waiting:
+        with suppress(ValueError, ImportError, EnvironmentFailed):  # its trial fails for this reason, and says so
+            config = resolve_pixel_zero(config)
+        runs.append(not_begun(config))
     scores = scores_of(runs)
     if len(tasks) < 2 and not beside:
         scoreboard.write_scores(folder, scores)

@@ -173,6 +173,16 @@ def close(envs: "VectorEnv", task: str) -> None:
             raise
 
 
+@contextmanager
+def closed_on_error(envs: "VectorEnv", task: str) -> Iterator[None]:
+    """Closes environments, which may have processes, if the block raises: their actor could not be made, say."""
+    try:
+        yield
+    except BaseException:
+        close(envs, task)
+        raise
+
+
 def about_options(error: BaseException, making: bool) -> ValueError | ImportError | None:
     """The error that tells the user of a wrong option or a missing package; None if it is a fault of an environment.
 

@@ -125,6 +125,11 @@ class LearnerGroup:
         """Number of updates."""
         return self.learner.version
 
+    @property
+    def device(self) -> str:
+        """Where each learner is: cpu or cuda, by its name in the learner's process."""
+        return self.placement.device
+
     def send(self, unrolls: Sequence[Rows], check: Check = check_nothing) -> int:
         """Lets the learners fetch a batch, and waits until they have done so, or one of them is lost.
 

@@ -16,7 +16,7 @@ import torch
 
 from agent.core import is_custom
 from agent.core.matching import bytes_of_state
-from envs import reference_scores
+from envs import EnvironmentFailed, reference_scores
 from reports.comparison import KIND, FinishedRun
 from storage.files import Json, abbreviate, format_json, is_finite, read_json, require_schema
 from training.config import RunConfig
@@ -121,13 +121,15 @@ def planned(configs: Sequence[RunConfig]) -> list[Score]:
     """The rows of runs that have not begun, without scores and costs: what there is to compare with a file's."""
     found = []
     for config, variant in zip(configs, label(configs)):
-        found.append(_score(not_begun(config), variant, acting=math.nan, state_bytes=0))
+        # What depends on its environment is looked up there, as it will be when the run begins.
+        run = not_begun(resolve_pixel_zero(config))
+        found.append(_score(run, variant, acting=math.nan, state_bytes=0))
     return found
 
 
 def not_begun(config: RunConfig) -> FinishedRun:
-    """A run that has not begun. What depends on its environment is looked up there, as it will do when it begins."""
-    return FinishedRun(Path(), resolve_pixel_zero(config), config.eval_env or config.env, [], {})
+    """A run that has not begun."""
+    return FinishedRun(Path(), config, config.eval_env or config.env, [], {})
 
 
 def settings_of(config: RunConfig) -> tuple[Json, Json]:
@@ -163,7 +165,8 @@ def _completed(settings: Json) -> Json:
 def acting_speeds(configs: Sequence[RunConfig]) -> list[float]:
     """Steps a second when acting: of each run's network alone, on one core, 16 rows at a time.
 
-    The networks take turns, so that other load on the machine affects all of them alike, and the median turn counts.
+    NaN if the environment, whose observations and actions the network has, cannot be made here. The networks take
+    turns, so that other load on the machine affects all of them alike, and the median turn counts.
     The clock is the CPU time of this thread, which stands still while another program has the core.
     """
     threads = torch.get_num_threads()
@@ -187,7 +190,10 @@ def _turn_of(config: RunConfig) -> Callable[[], float]:
 
     It acts in whole segments: their last steps, which move the segment to memory, cost more than the others.
     """
-    agent = make_agent(config).alone().eval()
+    try:
+        agent = make_agent(config).alone().eval()
+    except (ValueError, ImportError, EnvironmentFailed):  # the run was trained on another machine, say
+        return lambda: math.nan
     observation = agent.blank(ROWS)
     action = agent.distribution.none(ROWS)[:, None]
     reward = torch.zeros(ROWS, 1)

@@ -222,6 +222,7 @@ def train_model(
         Exception: see `training.advice.advising`.
     """
     if new is None:
+        run.wait_for_others(patience)
         new = not run.has_checkpoints
     with run.claim(new, patience=patience):
         with user_errors():

@@ -99,6 +99,17 @@ class Run:
             self._locked = None
             lock.release()
 
+    def wait_for_others(self, patience: float) -> None:
+        """Waits until no other process uses the folder, if there is one; raises a UserError after `patience` seconds.
+
+        Before that, nobody knows whether the run has begun: the other process may be about to begin it.
+        """
+        if not self.path.is_dir():
+            return
+        # The other process removes a folder in which it has begun nothing.
+        with suppress(FileNotFoundError), self.lock(patience):
+            pass
+
     @property
     def lost(self) -> bool:
         """Whether this process locked the folder, and it was moved, removed or replaced since, or locked by another."""

@@ -31,6 +31,7 @@ from envs import (
     untaught,
     with_view,
 )
+from envs.guard import closed_on_error
 from storage.checkpoints import Checkpoint, load_weights
 from storage.files import Json
 from storage.run import Run
@@ -109,7 +110,8 @@ def make_evaluator(
     own_seed = _seed(_of_task([config.seed, EVALUATION_SEED, seed, int(film)], number))
     envs = make_vector(env, rows)
     precision = config.actors.precision
-    return Actor(envs, agent, actor_id=0, seed=own_seed, sample=sample, task=env, precision=precision)
+    with closed_on_error(envs, env):
+        return Actor(envs, agent, actor_id=0, seed=own_seed, sample=sample, task=env, precision=precision)
 
 
 def _of_task(branch: list[int], number: int) -> list[int]:
@@ -175,7 +177,9 @@ def play_script(
 
     def make(task: str, number: int) -> ScriptedActor:
         own_seed = _seed(_of_task([EVALUATION_SEED, seed], number))
-        return ScriptedActor(make_vector(task, rows), policy, own_seed, task)
+        envs = make_vector(task, rows)
+        with closed_on_error(envs, task):
+            return ScriptedActor(envs, policy, own_seed, task)
 
     return _play(make, env, episodes, max_steps, progress)
 
@@ -339,7 +343,7 @@ def _summarize(episodes: list[Episode], env: str) -> Json:
         "return": _known(mean, low, high),
         **mean_normalized({env: mean}),
     }
-    # A scale is linear in the score, so the ends of the interval are scaled as the mean is.
+    # On each scale a better score is not worse, so the ends of the interval are those of the scaled score.
     if "low" in summary["return"]:
         lows = mean_normalized({env: low})
         highs = mean_normalized({env: high})

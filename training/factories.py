@@ -21,7 +21,7 @@ from agent.memory_check import build_network
 from agent.precision import resolve_precision
 from agent.teaching import TaughtAgent
 from envs import limit_calls, make_vector, observe, tasks, untaught
-from envs.guard import close
+from envs.guard import close, closed_on_error
 from envs.gym import import_named
 from envs.processes import cores
 from learner.learner import Learner, resolve_device
@@ -142,18 +142,19 @@ def make_actor(config: RunConfig, generation: int, actor_id: int, incarnation: i
     stream = episode_stream(generation, actor_id, incarnation)
     envs = make_vector(task, actors.envs_per_actor, stream, actors=_actors_of_a_machine(actors))
 
-    agent = make_agent(config)
-    seed = _acting_seed(config, generation, incarnation)
-    return Actor(
-        envs,
-        agent,
-        actor_id,
-        seed,
-        task=task,
-        device=actors.device,
-        precision=actors.precision,
-        stagger=actors.stagger,
-    )
+    with closed_on_error(envs, task):
+        agent = make_agent(config)
+        seed = _acting_seed(config, generation, incarnation)
+        return Actor(
+            envs,
+            agent,
+            actor_id,
+            seed,
+            task=task,
+            device=actors.device,
+            precision=actors.precision,
+            stagger=actors.stagger,
+        )
 
 
 def _actors_of_a_machine(actors: ActorsConfig) -> int:

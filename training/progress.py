@@ -74,13 +74,15 @@ class Clock:
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Time within the block does not count."""
+        """Time within the block does not count, also if it raises: an evaluation is stopped by an exception."""
         begin = time.monotonic()
-        yield
-        pause = time.monotonic() - begin
-        # As if all before had happened later.
-        self.marks = deque((then + pause, count) for then, count in self.marks)
-        self.since += pause
+        try:
+            yield
+        finally:
+            pause = time.monotonic() - begin
+            # As if all before had happened later.
+            self.marks = deque((then + pause, count) for then, count in self.marks)
+            self.since += pause
 
     @contextmanager
     def waiting(self) -> Iterator[None]:

@@ -318,12 +318,12 @@ def _run_trial(folder: Path, name: str, config: Configuration, train: Train, thr
     """Runs one trial in a process of its own; see `run_trials`. An exception is written to the run's `error.txt`."""
     if not (folder / FILE).is_file():
         raise FileNotFoundError(f"{folder} does not exist on {os.uname().nodename}: expected a folder that nodes share")
+    run = Run(folder / name)
+    # What is there at the end is of this attempt, also if it is stopped before it begins.
+    run.error_file.unlink(missing_ok=True)
     stop = folder / STOP
     if stop.exists():
         return
-    run = Run(folder / name)
-    # What is there at the end is of this attempt.
-    run.error_file.unlink(missing_ok=True)
     torch.set_num_threads(threads)
     limit_cores(threads)  # other trials use the others
     _hide_gpus_of_others()

@@ -158,7 +158,9 @@ class Trainer(Training):
     def start_workers(self, stack: ExitStack, **placing: Any) -> None:
         labels = pairs("learner_labels", self.config.learner_labels)
         super().start_workers(stack, placement=self.config.learner_placement, labels=labels)
-        if self.config.resident and self.config.learner.device == "auto" and self.updater.device == "cpu":
+        # Of a single learner, `require_resident` has said so.
+        is_resident_group = self.config.resident and self.config.learners > 1
+        if is_resident_group and self.config.learner.device == "auto" and self.updater.device == "cpu":
             expected = "GPUs, and the cluster has none; --learner.device cpu does the same on CPUs, slowly"
             raise UserError(f"resident: expected {expected}")
         self.logged = self.learner.version
@@ -208,6 +210,8 @@ class Trainer(Training):
             logger.warning("%s; the batch is dropped", error)
             return None
         except NotFinite as error:
+            if self.saved is None:  # the run is only tried out, and has no folder
+                raise
             raise error.extended(self._keep_batch(error.number, version)) from error
 
     def publish(self) -> None:
@@ -472,6 +476,7 @@ def train_agent(
     for env in config.named_environments:
         prepare(env)
     trainer = Trainer(config, run, local)
+    run.wait_for_others(patience)
     new = not trainer.has_begun
     if new:
         trainer.inherit()

@@ -17,8 +17,10 @@ from reports.overview import read_entry
 from reports.scoreboard import Scoreboard, as_files, as_table, write_scoreboard
 from reports.scoreboard import scoreboard as board_of
 from reports.scores import read_scores, scores_of
+from storage.errors import UserError
 from storage.run import Run
 from tests.commands.test_compare import table, write_run
+from training import sweep
 from training.config import RunConfig
 from training.plain import to_plain
 from training.presets import make_preset
@@ -260,3 +262,27 @@ def test_the_table_of_a_sweep_has_the_scores_of_files(tmp_path: Path) -> None:
     rows = read_scores(tmp_path / "report" / "scores.json")
     assert [(row.variant, row.mean) for row in rows] == [("gru", 0.9), ("gru", 0.9), ("mycore", 0.7), ("mycore", 0.7)]
     assert "mycore" in (tmp_path / "scoreboard.html").read_text()
+
+
+def test_environments_that_cannot_be_made_here_do_not_hold_up_the_table(tmp_path: Path) -> None:
+    """As where a trial fails because its environment does, or a sweep is shown where DeepMind Lab is not installed."""
+    own = make_run(tmp_path, "gru", SHORT, 0, 0.9, oracle_normalized=90.0)
+    elsewhere = make_run(tmp_path, "lstm", "dmlab:rooms_watermaze", 0, 5.0)
+    missing = dataclasses.replace(make_preset("general", "gru"), env="gym:tests.envs.faulty:missing", frames=1000)
+    trials = {each.path.name: each.config for each in (own, elsewhere)} | {"missing": missing}
+    compare._scoreboard(tmp_path, trials, {}, "command", Console(width=80))
+    assert "2 of 3 runs are finished" in (tmp_path / "scoreboard.html").read_text()
+    gru, lstm = read_scores(tmp_path / "report" / "scores.json")
+    assert gru.acting > 0
+    assert math.isnan(lstm.acting)
+
+
+def test_a_sweep_that_is_in_use_is_left_alone(tmp_path: Path) -> None:
+    runs = [make_run(tmp_path, "gru", SHORT, seed, 0.9) for seed in range(2)]
+    folder = tmp_path / "sweep"
+    sweep.begin(folder, {run.path.name: run.config for run in runs}, "compressive compare")
+    for run in runs:
+        run.path.rename(folder / run.path.name)
+    with Run(folder).lock(), pytest.raises(UserError, match="in use by another process"):
+        compare.compare(CompareOptions(resume=folder), [], "compressive compare")
+    assert not (folder / "report").exists()

@@ -6,6 +6,9 @@ import math
 import os
 import re
 import shlex
+import shutil
+import threading
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -23,14 +26,17 @@ from commands.shared_options import words_of
 from envs import processes
 from sequences.kinds import CONFIGS, PRESETS
 from storage.errors import UserError
+from storage.provenance import read_launches
 from storage.run import Run
 from tests.commands.cli import Commands, write_corpus
+from tests.training.test_trainer import CONFIG, train
 from training import sweep
 from training.config import RunConfig, core_name
 from training.grid import label, make_trials
 from training.presets import make_preset
 from training.sweep import FILE, begin, enough_for, read, twins
 from training.sweep_progress import Board, Estimate
+from training.trainer import train_agent
 
 RECALL = "diagnostic:recall,delay=3"
 LONGER = "diagnostic:recall,delay=9"
@@ -245,6 +251,40 @@ def test_a_trial_computes_on_its_own_cores(tmp_path: Path, monkeypatch: pytest.M
     finally:
         torch.set_num_threads(before)
     assert found == [(3, 3)]
+
+
+def test_a_trial_that_is_stopped_before_it_begins_has_not_failed(tmp_path: Path) -> None:
+    """An earlier attempt may have."""
+    (config,) = grid(cores=("lstm",), fewest=1).values()
+    begin(tmp_path, {"trial": config}, "compressive compare ...")
+    run = Run(tmp_path / "trial")
+    run.path.mkdir()
+    run.error_file.write_text("ValueError: of the attempt before\n")
+    (tmp_path / sweep.STOP).touch()
+    sweep._run_trial(tmp_path, "trial", config, train_agent, 1, {})
+    assert sweep.failure(run) is None
+
+
+def test_a_trial_that_another_process_has_just_begun_is_resumed(tmp_path: Path) -> None:
+    """As of a sweep that is resumed at once after its driver was killed: that process ends a little later."""
+    config = dataclasses.replace(CONFIG, eval_episodes=2)
+    begun = train(config, tmp_path / "begun", 2)
+    run = Run(tmp_path / "run")
+    run.path.mkdir()
+    is_locked = threading.Event()
+
+    def begin() -> None:
+        with run.lock():
+            is_locked.set()
+            time.sleep(2)
+            shutil.copytree(tmp_path / "begun", run.path, dirs_exist_ok=True)
+
+    other = threading.Thread(target=begin)
+    other.start()
+    assert is_locked.wait(10)
+    assert train_agent(dataclasses.replace(config, frames=begun.frames + 1), Run(run.path), patience=30)
+    other.join()
+    assert [launch["step"] for launch in read_launches(run)] == [0, begun.step]
 
 
 def test_the_command_that_resumes_has_all_that_is_not_in_the_folder() -> None:

@@ -47,7 +47,7 @@ def contend(folder: Path, leave: str | None) -> str:
         Run(folder).write_config({"seed": 0})
         second = threading.Thread(target=wait)
         second.start()
-        second.join(0.3)  # between two polls of the lock, which are 0.2 s apart
+        second.join(0.3)  # some polls of the lock
         assert not told
         if leave:
             (folder / leave).parent.mkdir(exist_ok=True)
@@ -60,12 +60,38 @@ def test_one_process_uses_a_folder_at_a_time(tmp_path: Path) -> None:
     used = tmp_path / "used"
     assert "is not empty: expected a new folder, or --resume" in contend(used, "checkpoints/000000000010")
     assert (used / "config.json").exists()
-    assert str(tmp_path / "removed") in contend(tmp_path / "removed", None), "the first one removed it"
+    # The first one removed it; the second one may have looked just before that, and then makes it anew.
+    told = contend(tmp_path / "removed", None)
+    assert told == "claimed" or str(tmp_path / "removed") in told
     with Run(used).claim(new=False):
         assert Run(used).in_use
         with pytest.raises(UserError, match="in use by another process"), Run(used).claim(new=False):
             raise AssertionError("claimed twice")
     assert not Run(used).in_use
+
+
+def test_others_are_waited_for_also_if_they_remove_the_folder(tmp_path: Path) -> None:
+    run = Run(tmp_path / "run")
+    run.wait_for_others(0.0)
+    assert not run.path.exists()
+    errors: list[Exception] = []
+
+    def wait() -> None:
+        try:
+            Run(run.path).wait_for_others(20.0)
+        except (UserError, OSError) as error:
+            errors.append(error)
+
+    with run.claim(new=True):
+        with pytest.raises(UserError, match="in use by another process"):
+            Run(run.path).wait_for_others(0.0)
+        waiting = threading.Thread(target=wait)
+        waiting.start()
+        waiting.join(0.3)  # as in `contend`
+        assert waiting.is_alive()
+    waiting.join(30)
+    assert not errors
+    assert not run.path.exists()
 
 
 @pytest.mark.parametrize("name", ["config.json", "corpus.json", "tokenizer.json"])

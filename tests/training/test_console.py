@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,6 +16,7 @@ import pytest
 from rich.console import Console
 
 from training.console import Busy, LiveLine, counting, duration, playing, program, quantity
+from training.loop import Stopped
 from training.progress import Clock, Progress, TimeLeft, brief
 from training.signals import stop_on_signals, terminated_by_error
 
@@ -62,10 +64,13 @@ def test_the_clock_measures_the_last_seconds_and_idle_time(sleep: Callable[[floa
         clock.mark(count)
     assert clock.rate == pytest.approx(2.0), "older updates do not count"
 
-    # Five seconds beside a pause, three of them idle.
+    # Five seconds beside two pauses, three of them idle.
     clock.idle_fraction()
     with clock.paused():
         sleep(100)
+    with suppress(Stopped), clock.paused():
+        sleep(100)
+        raise Stopped
     with clock.waiting():
         sleep(3)
     sleep(2)

@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from storage.metrics import MetricsWriter
 from storage.run import Run
 from tests.actors.counting import Counting
 from tests.training.test_trainer import CONFIG, train
+from training import evaluation, factories
 from training.cluster import RayGauges, gauge_name
 from training.evaluation import (
     as_metrics,
@@ -292,6 +294,31 @@ def test_the_number_of_episodes_is_known_before_they_are_played(episodes: int, t
     played = play(config, make_agent(config), episodes, progress=done.append)
     expected = count_played(episodes, together, env)
     assert len(played) == done[-1] == expected >= 2 * episodes
+
+
+def test_environments_of_an_actor_that_cannot_be_made_are_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their processes would go on in a notebook."""
+    made: list[Any] = []
+
+    def make_vector(*arguments: Any, **options: Any) -> Any:
+        made.append(envs.make_vector(*arguments, **options))
+        return made[-1]
+
+    for module in (factories, evaluation):
+        monkeypatch.setattr(module, "make_vector", make_vector)
+    task = "gym:tests.envs.faulty:Faulty-v0,fault=raise,when=reset"
+    config = dataclasses.replace(CONFIG, env=task)
+    agent = make_agent(config)
+    made.clear()
+    actors: list[Callable[[], object]] = [
+        lambda: factories.make_actor(config, generation=0, actor_id=0, incarnation=0),
+        lambda: play(config, agent, 1),
+        lambda: play_script("random", task, 1, 0, 10, lambda done: None),
+    ]
+    for make in actors:
+        with pytest.raises(envs.EnvironmentFailed, match="in reset"):
+            make()
+    assert [each.closed for each in made] == [True, True, True]
 
 
 def test_a_script_of_no_such_name_is_refused() -> None:

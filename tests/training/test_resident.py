@@ -5,7 +5,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ from storage.errors import UserError
 from storage.metrics import read_metrics
 from storage.run import Run
 from tests.commands.cli import ENVIRONMENT, SMALL, state
+from tests.learner import threads
 from tests.learner.test_group import together
 from tests.sequences.speech.tiny import TINY
 from tests.training.test_trainer import timeless, train, train_in_parts
@@ -209,19 +210,16 @@ def test_what_cannot_be_resident(changes: dict[str, Any], message: str) -> None:
         Trainer(dataclasses.replace(CONFIG, **changes), Run(""), local=True)
 
 
-def test_learners_on_a_cluster_without_gpus_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("gpus", [0.0, 2.0])
+def test_learners_on_a_cluster_without_gpus_are_refused(gpus: float, monkeypatch: pytest.MonkeyPatch) -> None:
     """As one learner is on a machine without one, unless CPUs were asked for."""
-
-    class Group:
-        device = "cpu"
-
-    def start(loop: Trainer, stack: Any, **placing: Any) -> None:
-        loop.updater = Group()  # type: ignore[assignment]
-
-    monkeypatch.setattr("training.loop.Training.start_workers", start)
+    threads.replace_ray(monkeypatch, gpus=gpus)
     config = dataclasses.replace(CONFIG, learners=2, learner=LearnerConfig())
-    with pytest.raises(UserError, match=r"^resident: expected GPUs, and the cluster has none; --learner\.device cpu"):
-        Trainer(config, Run(""), local=False).start_workers(ExitStack())
+    trainer = Trainer(config, Run(""), local=False)
+    message = r"^resident: expected GPUs, and the cluster has none; --learner\.device cpu"
+    is_refused = nullcontext() if gpus else pytest.raises(UserError, match=message)
+    with ExitStack() as stack, is_refused:
+        trainer.start_workers(stack)
 
 
 def test_what_does_not_fit_another_device_says_what_helps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -301,6 +301,15 @@ def test_a_batch_that_cannot_be_kept_is_said_with_the_reason(tmp_path: Path, mon
         train(CONFIG, tmp_path, 1)
 
 
+def test_a_trial_of_the_speed_writes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert Trainer(CONFIG, Run(""), local=True).try_out() > 0
+    monkeypatch.setattr(Learner, "update", not_finite)
+    with pytest.raises(NotFinite, match=r"^update 1 is not finite$"):
+        Trainer(CONFIG, Run(""), local=True).try_out()
+    assert list(tmp_path.iterdir()) == []
+
+
 def not_finite(learner: Learner, *batch: Any, **options: Any) -> Any:
     raise NotFinite("update 1 is not finite", 1)
 
