@@ -237,8 +237,9 @@ def _plan(options: CompareOptions, words: Sequence[str]) -> dict[str, Any]:
     for config in trials.values():
         if config.learners > 1:
             raise UserError(f"learners: expected 1 in a sweep, got {config.learners}")
-        if is_agents and not options.remote_actors and config.actors.max_actors is not None:
-            raise UserError(f"actors: expected one number without --remote-actors, got {config.actors.count}")
+        if is_agents and config.actors.max_actors is not None:
+            expected = "one number in a sweep, whose runs have room for that many"
+            raise UserError(f"actors: expected {expected}, got {config.actors.count}")
 
     if not is_agents:
         _try_data(trials)

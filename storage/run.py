@@ -102,7 +102,7 @@ class Run:
     def wait_for_others(self, patience: float) -> None:
         """Waits until no other process uses the folder, if there is one; raises a UserError after `patience` seconds.
 
-        Before that, nobody knows whether the run has begun: the other process may be about to begin it.
+        Before that it is not known whether the run has begun: the other process may be about to begin it.
         """
         if not self.path.is_dir():
             return

@@ -120,6 +120,7 @@ TYPED: dict[str, list[tuple[str, str]]] = {
         ("--seeds first", "--seeds: expected other values, got 'first'"),
         ("--from", "from: expected folders of runs, got none"),
         ("--from ''", "--from: expected the folder of"),
+        ("--cores lstm gru --remote-actors --actors 4..16 --folder NEW", "actors: expected one number in a sweep"),
     ],
     "export": [("RUN RUN/inside", "output: expected a place outside the run, got RUN/inside, which is in RUN")],
     "visualize": [
