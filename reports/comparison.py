@@ -9,7 +9,7 @@ import itertools
 import math
 import shlex
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -90,6 +90,8 @@ NAMED = 5
 """Most runs that are not finished of which a caution says how far they are."""
 MOST_CHANCE = 0.05
 """The greatest probability, if two variants were equally good, of a difference that is taken for a real one."""
+FEWEST_EPISODES = 50
+"""A mean over fewer may be beyond a threshold by chance, as it often is over the first few of a run."""
 CORRECT = "correct_choices_percent"
 """In tables and summaries: 100 times the mean of "correct_choices" in `evaluation.json`."""
 KIND = {
@@ -158,30 +160,33 @@ class FinishedRun:
     def curve(self, scale: Scale) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """Frames or steps [N], and the scores measured there [N]; of an agent's run in stages, in the last of them."""
         counter, _ = self.config.goal
-        places = []
-        scores = []
+        points = [(row[counter], row[scale.curve]) for row in self._rows_with(scale)]
+        places, scores = np.array(points, np.float64).reshape(-1, 2).T
+        return places, scores
+
+    def _rows_with(self, scale: Scale) -> Iterator[dict[str, Any]]:
+        """The rows in which a score and its place are known; of a run in stages, those of the last stage."""
+        counter, _ = self.config.goal
         for row in self.rows:
-            place = row.get(counter, math.nan)
-            score = row.get(scale.curve, math.nan)
-            is_known = not math.isnan(place) and not math.isnan(score)
+            is_known = not math.isnan(row.get(counter, math.nan)) and not math.isnan(row.get(scale.curve, math.nan))
             if is_known and in_last_stage(self.config, row):
-                places.append(place)
-                scores.append(score)
-        return np.array(places, np.float64), np.array(scores, np.float64)
+                yield row
 
     def interval(self, scale: Scale) -> tuple[float, float]:
         """The 95 % interval over episodes of its final score; NaN if the evaluation has none."""
         return interval_of(self.summary, scale)
 
     def reached(self, threshold: float | None, scale: Scale) -> float | None:
-        """Frames or steps at which its curve first reached a score."""
+        """Frames or steps at which its curve first reached a score, as a mean over `FEWEST_EPISODES` or more."""
         if threshold is None:
             return None
+        counter, _ = self.config.goal
         sign = -1 if scale.lower else 1
-        places, scores = self.curve(scale)
-        for place, score in zip(places, scores):
-            if sign * score >= sign * threshold:
-                return float(place)
+        for row in self._rows_with(scale):
+            # Only agents have episodes.
+            is_by_chance = row.get("episode/count", math.inf) < FEWEST_EPISODES
+            if sign * row[scale.curve] >= sign * threshold and not is_by_chance:
+                return float(row[counter])
         return None
 
     @property

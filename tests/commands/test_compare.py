@@ -451,6 +451,17 @@ def test_curves_are_of_the_last_stage_alone(make_run: MakeRun) -> None:
     assert run.reached(85.1, oracle_normalized) is None
 
 
+def test_a_threshold_is_not_reached_by_few_episodes(make_run: MakeRun) -> None:
+    path = make_run("lucky", "lstm", 0, [100.0, 60.0, 80.0, 90.0], 90.0)
+    metrics = path / "metrics.jsonl"
+    rows = [json.loads(line) for line in metrics.read_text().splitlines()]
+    for row, episodes in zip(rows, [2, 20, 49, 50], strict=True):
+        row["episode/count"] = episodes
+    write_rows(metrics, rows)
+    _, oracle_normalized, *_ = KIND["launch"].scales
+    assert read_run(path).reached(75.0, oracle_normalized) == 400
+
+
 @pytest.mark.parametrize("worse", [20.0, 58.0])
 def test_reach_is_beside_the_delays_of_a_level(worse: float, make_run: MakeRun, tmp_path: Path, cli: Commands) -> None:
     """It may explain a difference that is confirmed, and nothing else."""
