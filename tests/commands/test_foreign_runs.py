@@ -242,7 +242,14 @@ def packed(tmp_path: Path) -> Path:
     return tmp_path
 
 
-@pytest.mark.parametrize("command", ["evaluate run --episodes=1", "report run --episodes=0", "status run"])
+@pytest.mark.parametrize(
+    "command",
+    [
+        "evaluate run --episodes=1",
+        pytest.param("report run --episodes=0", marks=pytest.mark.slow),
+        pytest.param("status run", marks=pytest.mark.slow),
+    ],
+)
 def test_files_of_the_working_directory_are_no_packages(
     command: str, packed: Path, copied: Callable[..., Path]
 ) -> None:

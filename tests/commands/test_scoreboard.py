@@ -31,6 +31,13 @@ LONG = "diagnostic:recall,delay=9"
 OPEN = "diagnostic:color-cubes"
 
 
+@pytest.fixture(autouse=True)
+def _few_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The speed of acting is in these tables, but not what they are about."""
+    monkeypatch.setattr("reports.scores.TURNS", 1)
+    monkeypatch.setattr("reports.scores.STEPS", 1)
+
+
 def scoreboard(runs: list[Any]) -> Scoreboard:
     """The table of runs."""
     return board_of(scores_of(runs))

@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import itertools
 import math
 import threading
 from collections.abc import Callable
@@ -94,7 +93,13 @@ def has_weights(learner: Learner, expected: dict[str, torch.Tensor]) -> bool:
 
 @pytest.mark.parametrize(
     ("core", "optimizer", "reduction"),
-    [*itertools.product(("compressive", "lstm"), OPTIMIZERS, ("mean", "sum")), ("autoencoding", "adam", "mean")],
+    [
+        ("compressive", "adam", "sum"),
+        ("compressive", "rmsprop", "mean"),
+        ("lstm", "adam", "mean"),
+        ("lstm", "rmsprop", "sum"),
+        ("autoencoding", "adam", "mean"),
+    ],
 )
 def test_two_learners_of_half_a_batch_are_one_of_the_whole(core: str, optimizer: str, reduction: Any) -> None:
     config = dataclasses.replace(CPU, reduction=reduction, **OPTIMIZERS[optimizer])

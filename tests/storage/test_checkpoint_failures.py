@@ -196,7 +196,7 @@ for step in (20, 10):  # a newer checkpoint, and the same one again
 """
 
 
-@pytest.mark.parametrize("scheme", ["", "file://"])
+@pytest.mark.parametrize("scheme", ["", pytest.param("file://", marks=pytest.mark.slow)])
 def test_kill_9_at_any_moment_leaves_a_checkpoint_that_loads(tmp_path: Path, scheme: str) -> None:
     """At each operation of a write in turn; that checkpoint or the one before loads."""
     command = [sys.executable, "-c", KILLED, str(tmp_path), scheme]
