@@ -121,6 +121,7 @@ class Trainer(Training):
         self.dropped = 0
         self.launches = 0
         self.logged = 0
+        self.evaluated: int | None = None  # frames at the last evaluation during training; None: see the metrics
 
         # With a URL, checkpoints are there and not in the folder.
         self.place = config.checkpoint_url or run.path
@@ -171,7 +172,6 @@ class Trainer(Training):
 
     def update(self) -> dict[str, float]:
         """Learns from one batch, and gives the actors the new weights. A batch that is not finite is kept in a file."""
-        frames_before = self.frames
         # A batch of which a part was lost with its node is dropped, and the next one is learned from.
         metrics = None
         while metrics is None:
@@ -179,7 +179,7 @@ class Trainer(Training):
             metrics = self._learn()
         self.publish()
         self.clock.mark(self.clocked)
-        if self._evaluation_is_due(frames_before):
+        if self._evaluation_is_due():
             try:
                 metrics |= self._evaluate()
             except Stopped:  # what was learned is in the metrics without it
@@ -218,19 +218,24 @@ class Trainer(Training):
         """Gives the actors the weights."""
         self.feed.publish(self.updater.snapshot, self.updater.version)
 
-    def _evaluation_is_due(self, frames_before: int) -> bool:
-        """Whether the update that began at so many frames passed a multiple of `evaluate_every`."""
+    def _evaluation_is_due(self) -> bool:
+        """Whether the training has passed a multiple of `evaluate_every` since the last evaluation."""
         every = self.config.evaluate_every
         # There is an evaluation at the end anyway.
         if every == 0 or self.done:
             return False
-        return self.frames // every > frames_before // every
+        if self.evaluated is None:
+            # A resumed run may have been stopped in an evaluation, which is due again.
+            self.evaluated = int(self.run.last_row("evaluation/return").get("learner/frames", 0))
+        return self.frames // every > self.evaluated // every
 
     def _evaluate(self) -> dict[str, float]:
         """The metrics of an evaluation, which ends early if the training is to. Its time does not count as training."""
         self.updater.pull_weights()
         with self.clock.paused():
-            return as_metrics(evaluate(self.config, self.agent, lambda done: self.check()))
+            metrics = as_metrics(evaluate(self.config, self.agent, lambda done: self.check()))
+        self.evaluated = self.frames
+        return metrics
 
     def finish(self, evaluation: Mapping[str, object]) -> None:
         """Also ends the curves of evaluations in TensorBoard; see `Training`."""

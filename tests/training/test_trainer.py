@@ -159,13 +159,21 @@ def test_an_evaluation_during_training_can_be_stopped(tmp_path: Path, monkeypatc
     """What was learned before it is saved."""
     begun: list[bool] = []
     monkeypatch.setattr("training.trainer.evaluate", never_ending(begun))
-    trainer = Trainer(dataclasses.replace(CONFIG, evaluate_every=300, log_every=1), Run(tmp_path), local=True)
+    trainer = Trainer(dataclasses.replace(CONFIG, evaluate_every=450, log_every=1), Run(tmp_path), local=True)
     trainer.run.write_config(to_plain(trainer.config))
     trainer.train(lambda progress: None, lambda: bool(begun))
     assert begun == [True]
-    assert trainer.frames >= 300
+    assert trainer.frames >= 450
     assert checkpoints.load_latest(tmp_path).step == trainer.step
     assert read_metrics(tmp_path)[-1]["step"] == trainer.step, "its row is there without the evaluation"
+
+    # It is made up for after the first update of the resumed run, and only once.
+    monkeypatch.undo()
+    train(dataclasses.replace(trainer.config, eval_episodes=2), tmp_path, 2, resume=True)
+    *_, before, first, second = read_metrics(tmp_path)
+    assert "evaluation/return" not in before
+    assert "evaluation/return" in first
+    assert "evaluation/return" not in second
 
 
 def test_a_run_that_has_passed_its_new_frames_is_finished(tmp_path: Path) -> None:
