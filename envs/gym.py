@@ -106,8 +106,9 @@ def _make_checked(name: str, identity: str | EnvSpec, fields: dict[str, Any]) ->
         with warnings.catch_warnings():
             # Films try whether an environment draws itself: it need not say before that it does.
             warnings.filterwarnings("ignore", ".*render_mode", UserWarning)
-            if name in _warned:
-                warnings.simplefilter("ignore", UserWarning)  # said for each environment of a batch otherwise
+            if name in _warned:  # else said for each environment of a batch
+                warnings.simplefilter("ignore", UserWarning)
+                warnings.simplefilter("ignore", DeprecationWarning)  # of an id that has a newer version
             _warned.add(name)
             return checked(gymnasium.make(identity, disable_env_checker=True, **fields))
     except gymnasium.error.DependencyNotInstalled as error:
@@ -287,6 +288,8 @@ def import_installed(module: str, spec: str, installation: str) -> Any:
     """
     os.environ.setdefault("PYGAME_HIDE_SUPPORT_PROMPT", "1")
     os.environ.setdefault("SDL_AUDIODRIVER", "dummy")  # pygame looks for a sound card and complains
+    if lacks_screen():
+        os.environ.setdefault("PYGLET_HEADLESS", "1")  # pyglet, with which MiniWorld draws, cannot begin otherwise
     package, _, _ = module.partition(".")
     if package not in sys.modules and _is_in_working_directory(package):
         raise ImportError(f"{spec} needs {package}, installed and not in the working directory: {installation}")
@@ -298,6 +301,12 @@ def import_installed(module: str, spec: str, installation: str) -> Any:
         ale = sys.modules[package]
         ale.ALEInterface.setLoggerMode(ale.LoggerMode.Error)  # else every environment prints a greeting
     return found
+
+
+def lacks_screen() -> bool:
+    """Whether this machine surely has no screen. On other systems than Linux no variable tells."""
+    has_screen = "DISPLAY" in os.environ or "WAYLAND_DISPLAY" in os.environ
+    return sys.platform == "linux" and not has_screen
 
 
 def _is_in_working_directory(package: str) -> bool:

@@ -8,7 +8,6 @@ import functools
 import inspect
 import os
 import re
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
@@ -238,8 +237,7 @@ def drawing(task: str) -> str:
     kind, name, overrides = parse_spec(task)
     if kind not in ("gym", "envpool"):
         return task
-    has_screen = "DISPLAY" in os.environ or "WAYLAND_DISPLAY" in os.environ
-    if sys.platform == "linux" and not has_screen:
+    if gym.lacks_screen():
         os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # pygame looks for a screen and complains
     alone = {field: value for field, value in overrides.items() if field != "processes"}  # others cannot draw
     spec = str(Spec(kind, name, {**alone, "render_mode": "rgb_array"}))

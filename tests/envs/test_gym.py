@@ -3,14 +3,18 @@
 import importlib
 import importlib.util
 import logging
+import os
 import re
 import sys
+import types
+import warnings
 from typing import Any
 
 import gymnasium
 import numpy as np
 import pytest
 from gymnasium import spaces
+from gymnasium.envs.registration import EnvSpec
 
 import envs
 from envs import gym
@@ -35,6 +39,47 @@ def test_a_missing_package_is_named_with_its_installation(
     monkeypatch.setitem(sys.modules, module, None)
     with pytest.raises(ImportError, match=f"gym:{name} needs {module}: {re.escape(PACKAGES[module][1])}"):
         envs.make_vector(f"gym:{name}", 1)
+
+
+class Standing(gymnasium.Env[Any, Any]):
+    """An environment in which nothing happens."""
+
+    observation_space = spaces.Box(-1, 1, (2,))
+    action_space = spaces.Discrete(2)
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        return np.zeros(2, np.float32), {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        return np.zeros(2, np.float32), 0.0, False, False, {}
+
+
+def test_an_id_with_a_newer_version_is_warned_of_once_for_all_copies(monkeypatch: pytest.MonkeyPatch) -> None:
+    for version in (0, 1):
+        identity = f"Standing-v{version}"
+        monkeypatch.setitem(gymnasium.registry, identity, EnvSpec(identity, entry_point=Standing))
+    monkeypatch.setattr(gym, "_warned", set())
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        for _ in range(3):
+            make_env("Standing-v0")
+    assert ["out of date" in str(warning.message) for warning in said] == [True]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere a variable does not tell whether there is a screen")
+@pytest.mark.parametrize("screen", ["DISPLAY", "WAYLAND_DISPLAY", None])
+def test_miniworld_draws_without_a_window_where_there_is_no_screen(
+    screen: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("PYGLET_HEADLESS", "DISPLAY", "WAYLAND_DISPLAY"):
+        monkeypatch.setenv(name, "")  # which is restored
+        monkeypatch.delenv(name)
+    if screen:
+        monkeypatch.setenv(screen, "0")
+    monkeypatch.setitem(sys.modules, "miniworld", types.ModuleType("miniworld"))
+    gym.register("MiniWorld-Hallway-v0")
+    assert os.environ.get("PYGLET_HEADLESS") == (None if screen else "1")
 
 
 minigrid = pytest.mark.skipif(not importlib.util.find_spec("minigrid"), reason="minigrid is not installed")
