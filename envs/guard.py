@@ -2,6 +2,7 @@
 that does not return is interrupted. Every such call, in every process, is made within `calling`.
 """
 
+import re
 import signal
 import sys
 import threading
@@ -200,9 +201,20 @@ def about_options(error: BaseException, making: bool) -> ValueError | ImportErro
         return None
     if isinstance(error, ImportError):
         return ImportError(str(error))
-    if isinstance(error, (ValueError, TypeError, AttributeError)):
+    if isinstance(error, TypeError):
+        return ValueError(_about_arguments(str(error)))
+    if isinstance(error, (ValueError, AttributeError)):
         return ValueError(str(error))
     return None
+
+
+def _about_arguments(text: str) -> str:
+    """The text of a TypeError without what gymnasium adds, and with how an argument that is missing is given."""
+    text, _, _ = text.partition(" was raised from the environment creator for ")
+    missing = re.search(r"missing \d+ required .*?'(\w+)'", text)
+    if missing is None:
+        return text
+    return f"{text}; arguments stand behind the name, as in ,{missing[1]}=VALUE"
 
 
 def describe_error(error: BaseException) -> str:

@@ -291,6 +291,11 @@ def wrapped(steps: int = 3) -> gymnasium.Env:
     return gymnasium.wrappers.TimeLimit(Odd(), steps)
 
 
+def needs_two(width: int, height: int) -> gymnasium.Env:
+    """Is never made with both."""
+    raise AssertionError((width, height))
+
+
 for made in (Odd, OldOdd, BareOdd, Camera, Fading, Named):
     gymnasium.register(f"{made.__name__}-v0", made, max_episode_steps=9)
 gymnasium.register("Many-v0", Many)

@@ -217,7 +217,12 @@ def test_images_of_environments_are_made_smaller() -> None:
         ("gym:CartPol-v1", "gym:CartPol-v1: .* Did you mean: `CartPole`.* is gym:MODULE:CartPol-v1"),
         ("gym:CartPole-v9", r"provides versioned environments: \[ `v0`, `v1` \]\.$"),
         ("gym:envs.diagnostic:Recall", "got a gymnasium.vector.VectorEnv: name the environment of one row"),
-        ("gym:CartPole-v1,gravity=3", "unexpected keyword argument 'gravity'"),
+        ("gym:CartPole-v1,gravity=3", "unexpected keyword argument 'gravity'$"),
+        ("gym:tests.envs.odd:needs_two,width=2", r"missing 1 required .*'height'; arguments stand .*,height=VALUE$"),
+        (
+            "gym:tests.envs.odd:needs_two",
+            r"missing 2 required .*; arguments stand behind the name, as in ,width=VALUE$",
+        ),
         ("gym:CartPole-v1,view=pixels", "view: expected an environment of MiniGrid, or one with such a parameter"),
         ("gym:tests.envs.odd:OldGym", r"got the class tests\.envs\.odd\.OldGym, which is none: wrap it in one$"),
         ("gym:CartPole-v1,shrink=2", "gym:CartPole-v1,shrink=2: shrink: expected observations with an image"),
