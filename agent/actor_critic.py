@@ -333,7 +333,7 @@ class Agent(nn.Module):
             return None
         vector = vectors_of(sensed)[-1]
         mask = vector.narrow(-1, self.made_for.mask_at, self.distribution.num_parameters) > 0.5
-        return self.distribution.with_any(mask)
+        return self.distribution.fill_empty(mask)
 
     def remember(
         self, inputs: Tensor, reset: Tensor, state: State, return_attention: bool = False, **options: Any

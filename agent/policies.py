@@ -125,8 +125,8 @@ class Policy(nn.Module, ABC):
         """
 
     @abstractmethod
-    def with_any(self, mask: Tensor) -> Tensor:
-        """A mask of the values of all choices, [..., P] bool, with all values of a choice of which it has none.
+    def fill_empty(self, mask: Tensor) -> Tensor:
+        """A mask of what is possible, [..., P] bool, with all values of each choice of which it has none.
 
         Raises:
             ValueError: if there are numbers, which no mask can exclude.
@@ -200,7 +200,7 @@ class Categorical(Policy):
         log_probs = torch.log_softmax(parameters, dim=-1).masked_fill(~is_possible, 0.0)
         return log_probs.sum(dim=-1) / count + count.log()
 
-    def with_any(self, mask: Tensor) -> Tensor:
+    def fill_empty(self, mask: Tensor) -> Tensor:
         return mask | ~mask.any(dim=-1, keepdim=True)
 
     def effect(self, action: Tensor) -> Tensor:
@@ -324,10 +324,10 @@ class Joint(Policy):
             total = total + by_column(block, own).sum(dim=-1)
         return total
 
-    def with_any(self, mask: Tensor) -> Tensor:
+    def fill_empty(self, mask: Tensor) -> Tensor:
         parts: list[Tensor] = []
         for block, own in zip(self.blocks, mask.split(self._parameter_counts, dim=-1), strict=True):
-            parts.append(block.with_any(own))
+            parts.append(block.fill_empty(own))
         return torch.cat(parts, dim=-1)
 
     def effect(self, action: Tensor) -> Tensor:
@@ -390,7 +390,7 @@ class _Block(nn.Module, ABC):
     def evennesses(self, parameters: Tensor) -> Tensor: ...
 
     @abstractmethod
-    def with_any(self, mask: Tensor) -> Tensor: ...
+    def fill_empty(self, mask: Tensor) -> Tensor: ...
 
     @abstractmethod
     def effect(self, columns: Tensor) -> Tensor: ...
@@ -460,11 +460,11 @@ class _Choices(_Block):
         log_probs = table.log_softmax(dim=-1).masked_fill(~is_possible, 0.0)
         return log_probs.sum(dim=-1) / counts + counts.log()
 
-    def with_any(self, mask: Tensor) -> Tensor:
-        has_any = self._table(mask, False).any(dim=-1)  # [..., K]
-        # Those of each choice for all of its values.
-        has_any_table = has_any[..., None].expand(*has_any.shape, self.most)
-        return mask | ~has_any_table.flatten(-2)[..., self.places]
+    def fill_empty(self, mask: Tensor) -> Tensor:
+        table = self._table(mask, False)
+        is_empty = ~table.any(dim=-1, keepdim=True)  # [..., K, 1]
+        filled = table | is_empty
+        return filled.flatten(-2)[..., self.places]
 
     def effect(self, columns: Tensor) -> Tensor:
         return columns
@@ -562,7 +562,7 @@ class _Gaussian(_Block):
         # Not all numbers have bounds between which they could be uniform.
         return self.entropies(parameters)
 
-    def with_any(self, mask: Tensor) -> Tensor:
+    def fill_empty(self, mask: Tensor) -> Tensor:
         raise ValueError(f"mask: expected choices alone, got {self.num_columns} numbers")
 
     def effect(self, columns: Tensor) -> Tensor:
