@@ -10,6 +10,7 @@ into the observations. There it travels with them to actors and learners, into r
 
 import functools
 import logging
+from collections.abc import Callable
 from typing import Any
 
 import gymnasium
@@ -62,7 +63,7 @@ class MaskMoved(gymnasium.Wrapper[Any, Any, Any, Any]):
         except ValueError as error:
             raise ValueError(f"{MASK}: {error}") from None
         masks = spaces.Dict({MASK: spaces.MultiBinary(sum(sizes))})
-        self._ask = env.get_wrapper_attr(METHOD) if env.has_wrapper_attr(METHOD) else None
+        self._ask = _method_of(env)
         self._conform_asked = conformer(masks[MASK], f"{METHOD}()")
         self._conform_first = conformer(masks, "reset: info")
         self._conform = conformer(masks, "step: info")
@@ -174,12 +175,20 @@ def with_mask(env: Env, action_mask: bool = False) -> Env:
     if type(action_mask) is not bool:
         raise ValueError(f"{MASK}: expected True or False, got {action_mask!r}")
     if not action_mask:
-        if env.has_wrapper_attr(METHOD) and not has_mask(env.observation_space):
+        if _method_of(env) is not None and not has_mask(env.observation_space):
             _say_how(type(env.unwrapped).__name__)
         return env
     if has_mask(env.observation_space):
         raise ValueError(f"{MASK}: expected observations without a mask, got {line(env.observation_space)}")
     return MaskMoved(env)
+
+
+def _method_of(env: Env) -> Callable[[], Any] | None:
+    """The method of an environment, or of a wrapper around it, that returns its mask; None if there is none."""
+    found: Any = None
+    if env.has_wrapper_attr(METHOD):
+        found = env.get_wrapper_attr(METHOD)
+    return found if callable(found) else None
 
 
 @functools.cache
