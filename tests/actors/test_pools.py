@@ -261,7 +261,7 @@ def test_an_actor_whose_environment_hangs_or_dies_is_replaced(fault: str, cluste
     ("error", "when", "raised"),
     [
         (ZeroDivisionError("broken"), "in step", ray.exceptions.RayTaskError),
-        (ValueError("broken"), "made", ray.exceptions.RayTaskError),
+        pytest.param(ValueError("broken"), "made", ray.exceptions.RayTaskError, marks=pytest.mark.slow),
         (EnvironmentFailed("broken"), "made", EnvironmentFailed),
     ],
 )

@@ -134,7 +134,7 @@ def test_compressed_slots_are_recorded_with_their_steps(rate: int) -> None:
     assert record_episodes(make_actor(LSTMConfig(8)), 1)[0].compressed is None
 
 
-@pytest.mark.parametrize("core", [compressive(), LSTMConfig(8)])
+@pytest.mark.parametrize("core", [compressive(), pytest.param(LSTMConfig(8), marks=pytest.mark.slow)])
 def test_with_the_same_views_an_agent_would_not_do_otherwise(core: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Counterfactual views are replaced by those that were seen. Later episodes begin within a segment."""
     actor = make_actor(core, "rooms:small-recall,episode_frames=600")
@@ -157,7 +157,7 @@ def test_with_the_same_views_an_agent_would_not_do_otherwise(core: Any, monkeypa
         assert np.isnan(recording.counterfactual_distances[~known]).all()
 
 
-@pytest.mark.parametrize("rounds", ["", ",examples=2,redraw_match=True"])
+@pytest.mark.parametrize("rounds", ["", pytest.param(",examples=2,redraw_match=True", marks=pytest.mark.slow)])
 def test_a_supposed_example_brings_the_rewards_that_the_agent_is_given(
     rounds: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

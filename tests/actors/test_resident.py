@@ -28,12 +28,13 @@ SIZES = {"model_size": 16, "num_layers": 2, "num_heads": 2, "mlp_size": 16, "seg
 CORES = matched_cores({**SIZES, "dropout": 0.5}, memory=8, compressed=4)
 
 
+QUICK = {ROOMS: ("compressive", "gru"), RECALL: ("compressive", "lstm", "routing", "deltanet")}
 EVERYWHERE = [
-    pytest.param(core, env, marks=[pytest.mark.slow] if env == ROOMS and core not in ("compressive", "gru") else [])
+    pytest.param(core, env, marks=[] if core in QUICK[env] else [pytest.mark.slow])
     for core in CORES
     for env in (ROOMS, RECALL)
 ]
-"""Every core in both environments; with images, most are among the slow tests."""
+"""Every core in both environments; most are among the slow tests."""
 
 
 SPACES: dict[str, tuple[tuple[int, ...], int]] = {ROOMS: ((12, 16, 3), 9), RECALL: ((5,), 4)}

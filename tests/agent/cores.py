@@ -102,11 +102,19 @@ FURTHER = {
 assert CASES.keys() >= FURTHER
 
 
-def cases(chosen: Iterable[str] = CASES) -> list[Any]:
-    """Parameters of a test: the configs with these names, `FURTHER` ones marked as slow."""
+QUICK = {
+    "compressive/post", "compressive/pre-clock", "transformer-xl/post", "routing/clock", "lstm/three-layers",
+    "gru/three-layers", "ffm/three-layers", "deltanet/two-heads",
+}  # fmt: skip
+"""Configs for a test that takes seconds with each; the others are among the slow tests."""
+
+
+def cases(chosen: Iterable[str] = CASES, takes_seconds: bool = False) -> list[Any]:
+    """Parameters of a test: the configs with these names, `FURTHER` ones or all but `QUICK` ones marked as slow."""
     found = []
     for name in chosen:
-        marks = [pytest.mark.slow] if name in FURTHER else []
+        is_slow = name not in QUICK if takes_seconds else name in FURTHER
+        marks = [pytest.mark.slow] if is_slow else []
         found.append(pytest.param(CASES[name], id=name, marks=marks))
     return found
 

@@ -23,7 +23,9 @@ PROBLEMS = {
 }
 
 
-@pytest.mark.parametrize("fault", PROBLEMS)
+@pytest.mark.parametrize(
+    "fault", ["raise", *[pytest.param(each, marks=pytest.mark.slow) for each in ("sleep", "exit")]]
+)
 def test_a_fault_in_training_keeps_what_was_learned(fault: str, tmp_path: Path, cli: Commands) -> None:
     folder, env = tmp_path / "run", f"{FAULTY},fault={fault},at=80"
     words = ["launch", "--local", "--run", folder, "--env", env, "--actors.step-seconds=0.5", *SMALL]

@@ -71,6 +71,7 @@ def test_a_score_without_a_number_of_episodes_has_its_interval() -> None:
     assert _scores({"return": {"mean": 10**400}}) == []
 
 
+@pytest.mark.slow
 def test_an_agent_goes_to_the_hub_and_comes_back(
     here: Hub, ask: Callable[..., str], copied: Callable[..., Path], tmp_path: Path
 ) -> None:

@@ -154,6 +154,7 @@ def test_visualize_writes_a_video_and_a_page(copied: Copied, tmp_path: Path, cli
     assert greedy["actions"] != five["actions"]
 
 
+@pytest.mark.slow
 def test_an_earlier_agent_does_not_replace_the_film_of_the_last_one(copied: Copied, cli: Commands) -> None:
     run = copied(env="rooms:small,episode_frames=100")
     for old in (run / "videos").iterdir():

@@ -147,6 +147,7 @@ def test_a_launch_killed_before_its_first_checkpoint(kind: Kind, tmp_path: Path,
     assert saved_steps(folder)[-1] > 0
 
 
+@pytest.mark.slow
 def test_options_with_which_nothing_is_learned_do_not_stay(copied: Callable[..., Path], cli: Commands) -> None:
     """A finished run that is resumed for longer, and fails at once, is what it was: it can be resumed and shown."""
     folder = copied()
@@ -233,6 +234,7 @@ def test_a_removed_run_with_a_url(at_update: Callable[..., None], tmp_path: Path
     assert not run.exists()
 
 
+@pytest.mark.slow
 def test_removed_checkpoints_are_written_again(at_update: Callable[..., None], tmp_path: Path, cli: Commands) -> None:
     run = tmp_path / "run"
     at_update(lambda: shutil.rmtree(run / "checkpoints"))

@@ -127,7 +127,8 @@ def test_the_cost_is_said_of_what_is_new(
 
 
 # The easy tasks of popgym are a suite, too.
-NAMES = [pytest.param(name, marks=[pytest.mark.slow] if name == "popgym" else []) for name in SUITES]
+QUICK = ("memory", "rewriting")
+NAMES = [pytest.param(name, marks=[] if name in QUICK else [pytest.mark.slow]) for name in SUITES]
 
 
 @pytest.mark.parametrize("name", NAMES)

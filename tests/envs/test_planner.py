@@ -39,7 +39,7 @@ def first_rewards(seed: int, series: NDArray[np.int64]) -> NDArray[np.float64]:
     return frames
 
 
-@pytest.mark.parametrize("seed", [0, 1])
+@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_no_series_of_actions_is_faster(seed: int) -> None:
     """Of all 9^4 series of four actions."""
     env = RoomsVectorEnv(1, SHORT)

@@ -85,6 +85,7 @@ def test_the_wall_is_the_more_blurred_the_further_away_it_is(x: float, degree: i
     assert view[198, 32, 0] == 50 * degree
 
 
+@pytest.mark.slow
 def test_tones_are_gamma_and_brightness_rounded_to_the_nearest() -> None:
     env = RoomsVectorEnv(1, RoomsConfig(image_height=40, image_width=64, looks="train"))
     plain = (1.0, 1.0)

@@ -41,7 +41,7 @@ def assert_same(first: Learner, second: Learner, **tolerance: float) -> None:
     torch.testing.assert_close(*states, **(tolerance or {"rtol": 0, "atol": 0}))
 
 
-@pytest.mark.parametrize("config", cores.cases(CASES))
+@pytest.mark.parametrize("config", cores.cases(CASES, takes_seconds=True))
 def test_nothing_waits_for_the_device(config: Any) -> None:
     learner = make(agents.make_agent(config, reconstruction_cost=0.1), reward_clipping="soft_asymmetric")
     batch = agents.make_trajectory(2, 12, core=config)

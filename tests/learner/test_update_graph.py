@@ -72,7 +72,7 @@ def batches(number: int, **options: Any) -> list[Trajectory]:
     return [agents.make_trajectory(2, 12, seed=seed, **options) for seed in range(number)]
 
 
-@pytest.mark.parametrize("config", cases(CASES))
+@pytest.mark.parametrize("config", cases(CASES, takes_seconds=True))
 def test_a_replay_does_what_the_operations_do(config: Any) -> None:
     """Weights, statistics and metrics, bit by bit; read or not."""
     recorded, plain = both(core=config)

@@ -195,7 +195,7 @@ def test_measures_are_made_in_the_precision_of_the_training(tmp_path: Path, monk
     assert bits["bfloat16"] != bits["float32"]
 
 
-@pytest.mark.parametrize("images", [None, 8, 9])
+@pytest.mark.parametrize("images", [*[pytest.param(each, marks=pytest.mark.slow) for each in (None, 8)], 9])
 def test_measures_with_memory_of_earlier_images(
     images: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
