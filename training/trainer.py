@@ -320,9 +320,19 @@ class Trainer(Training):
         self.config = inherit(self.config, self.agent, allow)
 
     def begin_or_restore(self, new: bool) -> None:
-        """See `Training.begin_or_restore`; claims the run's URL, if it has one."""
+        """See `Training.begin_or_restore`; claims the run's URL, if it has one.
+
+        Before the run is restored, so that an earlier owner saves nothing after that. If it cannot be, the URL is the
+        earlier owner's again.
+        """
+        before = self.remote.owner() if self.remote else None
         self.claim_url(new)
-        super().begin_or_restore(new)
+        try:
+            super().begin_or_restore(new)
+        except Exception:
+            if self.remote and before:
+                self.remote.claim(before)
+            raise
 
     def restore(self) -> None:
         """See `Training.restore`; logs a line if a schedule jumps."""

@@ -358,29 +358,6 @@ def test_nothing_is_saved_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert again.saved == first.saved
 
 
-def test_the_last_of_two_runs_owns_a_url(tmp_path: Path) -> None:
-    url = f"file://{tmp_path}/store"
-    config = dataclasses.replace(CONFIG, checkpoint_url=url)
-    first = Trainer(config, Run(tmp_path / "first"), local=True)
-    second = Trainer(config, Run(tmp_path / "second"), local=True)
-
-    # The first run claims the URL as a new one; the second may not.
-    first.claim_url(new=True)
-    first.train(lambda progress: None, lambda: True)
-    with pytest.raises(ValueError, match=f"{url} already has checkpoints: expected a new URL, or --resume {url}"):
-        second.claim_url(new=True)
-    first.save()
-
-    # The second run resumes from the URL, and displaces the first.
-    second.claim_url(new=False)
-    second.restore()
-    with pytest.raises(UserError, match=rf"taken over by {second.run} on .*; this run ends with {first.saved}"):
-        first.save()
-    assert checkpoints.load_latest(url).path == first.saved, "the first wrote after it was displaced"
-    second.save()
-    assert checkpoints.load_latest(url).path == second.saved != first.saved
-
-
 # On a Ray cluster.
 
 CROWDED = {
