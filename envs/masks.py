@@ -121,6 +121,7 @@ class PossibleActions(gymnasium.Wrapper[Any, Any, Any, Any]):
             each = "action" if len(self.sizes) == 1 else "value of each choice"
             expected = f"MultiBinary({size}), or a Box of 0 to 1 of as many numbers: one for each {each}"
             raise ValueError(f"observation[{MASK!r}]: expected {expected}, got {line(mask)}")
+        self._ends = np.cumsum(self.sizes)[:-1]  # of all choices but the last
         self._masks = self._split(np.ones(size, bool))
         self.generator = np.random.default_rng(0)
 
@@ -156,8 +157,7 @@ class PossibleActions(gymnasium.Wrapper[Any, Any, Any, Any]):
 
     def _split(self, mask: NDArray[np.bool_]) -> list[NDArray[np.bool_]]:
         """A mask for each choice."""
-        ends = np.cumsum(self.sizes)
-        return np.split(mask, ends[:-1])
+        return np.split(mask, self._ends)
 
 
 def _possible(observation: Any) -> NDArray[np.bool_]:

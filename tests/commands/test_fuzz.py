@@ -224,7 +224,7 @@ def test_run_folders(kind: str, runs: Path, place: Path) -> None:
                 command = draw.choice(READERS[kind])
                 yield f"{name}, {how} {changed}, {command}", [*command.split(), "COPY"], path.absolute()
 
-    check(cases(), place, least=40)
+    check(cases(), place, least=100 if kind == "RUN" else 40)
 
 
 @pytest.mark.parametrize(

@@ -9,16 +9,31 @@ from gymnasium import spaces
 ACTIONS = 5
 
 
-class Doors(gymnasium.Env[Any, Any]):
+class Masked(gymnasium.Env[Any, Any]):
+    """Has episodes of eight steps."""
+
+    observation_space: spaces.Dict
+    length = 8
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[dict[str, Any], dict[str, Any]]:
+        """See gymnasium."""
+        super().reset(seed=seed)
+        self.steps = 0
+        return self._observe()
+
+    def _observe(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Draws what is right and what is possible; an observation and infos."""
+        raise NotImplementedError
+
+
+class Doors(Masked):
     """Two of five doors are open, and one of these two is right: the one that was right before is shut.
 
     The mask is among the observations, before and behind other numbers; or, with `in_infos`, among the infos. With
     `is_forced` only the right door is open.
     """
 
-    observation_space: spaces.Dict
     action_space = spaces.Discrete(ACTIONS)
-    length = 8
 
     def __init__(self, in_infos: bool = False, is_forced: bool = False) -> None:
         self.in_infos = in_infos
@@ -28,12 +43,6 @@ class Doors(gymnasium.Env[Any, Any]):
             parts["action_mask"] = spaces.MultiBinary(ACTIONS)
         parts["zero"] = spaces.Box(-1, 1, (2,), np.float32)
         self.observation_space = spaces.Dict(parts)
-
-    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[dict[str, Any], dict[str, Any]]:
-        """See gymnasium."""
-        super().reset(seed=seed)
-        self.steps = 0
-        return self._observe()
 
     def step(self, action: int) -> tuple[dict[str, Any], float, bool, bool, dict[str, Any]]:
         """See gymnasium."""
@@ -55,7 +64,7 @@ class Doors(gymnasium.Env[Any, Any]):
         return observation, {"action_mask": self.mask} if self.in_infos else {}
 
 
-class Dials(gymnasium.Env[Any, Any]):
+class Dials(Masked):
     """Each dial has one right value and, but for the second one, one more that is possible.
 
     The values of the last dial begin with 5. With `in_infos` the mask is among the infos.
@@ -64,7 +73,6 @@ class Dials(gymnasium.Env[Any, Any]):
     sizes = (3, 2, 4)
     first = 5
     action_space = spaces.Tuple((spaces.MultiDiscrete(sizes[:2]), spaces.Discrete(sizes[2], start=first)))
-    length = 8
 
     def __init__(self, in_infos: bool = False) -> None:
         self.in_infos = in_infos
@@ -72,12 +80,6 @@ class Dials(gymnasium.Env[Any, Any]):
         if not in_infos:
             parts["action_mask"] = spaces.MultiBinary(sum(self.sizes))
         self.observation_space = spaces.Dict(parts)
-
-    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[dict[str, Any], dict[str, Any]]:
-        """See gymnasium."""
-        super().reset(seed=seed)
-        self.steps = 0
-        return self._observe()
 
     def step(self, action: Any) -> tuple[dict[str, Any], float, bool, bool, dict[str, Any]]:
         """See gymnasium."""

@@ -21,6 +21,7 @@ from envs import gym
 from envs.gym import PACKAGES, draw_cells, make_env, one_hot_cells
 from envs.observations import MOST_WORDS
 from envs.words import PAIR_VOCABULARY, hash_pairs, split_words
+from tests.envs.masked import Plain
 
 
 @pytest.mark.parametrize(
@@ -41,29 +42,15 @@ def test_a_missing_package_is_named_with_its_installation(
         envs.make_vector(f"gym:{name}", 1)
 
 
-class Standing(gymnasium.Env[Any, Any]):
-    """An environment in which nothing happens."""
-
-    observation_space = spaces.Box(-1, 1, (2,))
-    action_space = spaces.Discrete(2)
-
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-        super().reset(seed=seed)
-        return np.zeros(2, np.float32), {}
-
-    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        return np.zeros(2, np.float32), 0.0, False, False, {}
-
-
 def test_an_id_with_a_newer_version_is_warned_of_once_for_all_copies(monkeypatch: pytest.MonkeyPatch) -> None:
     for version in (0, 1):
-        identity = f"Standing-v{version}"
-        monkeypatch.setitem(gymnasium.registry, identity, EnvSpec(identity, entry_point=Standing))
+        identity = f"Plain-v{version}"
+        monkeypatch.setitem(gymnasium.registry, identity, EnvSpec(identity, entry_point=Plain))
     monkeypatch.setattr(gym, "_warned", set())
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
         for _ in range(3):
-            make_env("Standing-v0")
+            make_env("Plain-v0")
     assert ["out of date" in str(warning.message) for warning in said] == [True]
 
 
